@@ -374,8 +374,10 @@ class ContextWorld(nn.Module):
 
     def step(self, state: ContextState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Shown]:
         state, known_BK = self.go_on(state, action_BA, noise)
-        reward, ended = self.outcome(known_BK)
-        return state, Shown(self.as_shown(state.last), reward, torch.sigmoid(ended), state.d_BD)
+        size, paid, ended = self.outcome_parts(known_BK)
+        paid_B = torch.sigmoid(paid)
+        shown = Shown(self.as_shown(state.last), size * paid_B, torch.sigmoid(ended), state.d_BD, paid_B=paid_B)
+        return state, shown
 
     def go_on(self, state: ContextState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Tensor]:
         """The next state, and what rewards and endings are read from."""

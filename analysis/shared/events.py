@@ -5,9 +5,9 @@ An expression is parsed into Python's syntax tree and only the few kinds of node
 nothing is ever run as code.  Truth values are numbers, 1 and 0, ``and`` multiplies and ``not`` subtracts from 1, so
 that an event of the action keeps the action's (straight-through) gradient.
 
-Columns     value, reward (of the transition after the step), ended (that transition ends the episode; in a simulator:
-            is likelier than not to), truncated (it ends it at a time limit, which is nothing that happened in the
-            world: no death), step (0 at the change), action
+Columns     value, reward (of the transition after the step), ended (that transition ends the episode), truncated (it
+            ends it at a time limit, which is nothing that happened in the world: no death), step (0 at the change),
+            action
 Functions   prob(ACTION), logit(ACTION), direction(ID), previous(EXPRESSION): what it was a step earlier; at step 0,
             which has no earlier one, what it is now, so that nothing begins there
             truth(NAME), or NAME alone where it means nothing else: what was so in the world, where that is told (of
@@ -18,6 +18,10 @@ Functions   prob(ACTION), logit(ACTION), direction(ID), previous(EXPRESSION): wh
 Operators   and or not, < <= > >= == != in, not in, + - *, numbers
 
 Names of actions that do the same in the world (EnvSpec.same_actions) mean all of them.
+
+In a simulator an ending has a chance, and so has a reward where the world tells it (Shown.paid_B): an event that reads
+them has the chance that it holds, the two independent given the world's state.  Of a world that foretells a mean reward
+alone that mean is compared, and so is what an event reads of earlier steps.
 
 At step 0, that of the change, value, logits, directions and action follow from the agent's weights alone, in both
 worlds alike: an event that asks the world says ``step > 0 and ...``.  (Reward and endings of step 0 are the world's.)
@@ -55,13 +59,14 @@ class Rows:
 
     value_RT: Tensor
     reward_RT: Tensor
-    ended_RT: Tensor  # 0 or 1
+    ended_RT: Tensor  # 0 or 1; in a simulator the chance of it
     action_RTA: Tensor  # one-hot
     logits_RTA: Tensor
     c_RTK: Tensor
     parts: tuple[int, ...] = ()  # choices of each part of an action, where there are several
     truth: Mapping[str, Tensor] = field(default_factory=dict)  # [R, T] each, NaN where there is no such thing
     truncated_RT: Tensor | None = None  # 0 or 1; None: never, as in a simulator
+    paid_RT: Tensor | None = None  # the chance of a reward at all, of which reward_RT is the mean; None: it is known
 
     def __getitem__(self, part: slice) -> Rows:
         """Some of the steps."""
@@ -74,13 +79,14 @@ Read = Callable[[Rows], Tensor]
 
 @dataclass(frozen=True)
 class Event:
-    """A named event.  Calling it gives its truth at every step, [R, T] of 0 and 1."""
+    """A named event.  Calling it gives its truth at every step, [R, T] of 0 and 1; in a simulator the chance of it."""
 
     name: str
     text: str
     holds: Callable[[Rows], Tensor]
     reads: frozenset[str] = frozenset()  # the columns and functions in it
     truths: frozenset[str] = frozenset()  # the truth columns in it
+    looks_back: bool = False  # at an ending or a reward of an earlier step
 
     @property
     def of_actions_alone(self) -> bool:
@@ -88,7 +94,15 @@ class Event:
         return self.reads <= {"action", "reward", *ENDINGS, "step"}
 
     def __call__(self, rows: Rows) -> Tensor:
-        return self.holds(rows)
+        if rows.paid_RT is None or self.looks_back or not self.reads & {"reward", "ended"}:
+            return self.holds(rows)
+        paid, none, ends = rows.paid_RT, torch.zeros_like(rows.reward_RT), rows.ended_RT
+        size = torch.where(paid > 0, rows.reward_RT / paid.clamp(min=torch.finfo(paid.dtype).tiny), rows.reward_RT)
+        out = none
+        for of_reward, reward in ((paid, size), (1 - paid, none)):
+            for of_end, ended in ((ends, torch.ones_like(ends)), (1 - ends, torch.zeros_like(ends))):
+                out = out + of_reward * of_end * self.holds(replace(rows, reward_RT=reward, ended_RT=ended))
+        return out
 
     def rate(self, rows: Rows, weight_RT: Tensor) -> Tensor:
         """Share of the T steps at which it happens [R]; a step after the episode's end is one without it."""
@@ -97,7 +111,9 @@ class Event:
     def happens(self, rows: Rows, weight_RT: Tensor) -> Tensor:
         """Whether it happens at all [R]: the chance that the episode still goes on when it first does."""
         on_RT = self(rows)
-        not_yet_RT = torch.cat([torch.ones_like(on_RT[:, :1]), (1 - on_RT[:, :-1]).cumprod(1)], 1)
+        # That it has not happened yet is asked of episodes that went on.
+        past_RT = self(replace(rows, ended_RT=torch.zeros_like(rows.ended_RT))) if "ended" in self.reads else on_RT
+        not_yet_RT = torch.cat([torch.ones_like(on_RT[:, :1]), (1 - past_RT[:, :-1]).cumprod(1)], 1)
         return (weight_RT * on_RT * not_yet_RT).sum(1)
 
 
@@ -120,7 +136,11 @@ def parse_event(
              and reader.calls(n, "truth")}  # fmt: skip
     truths = (names & set(truth) - {*COLUMNS, *actions}) | asked
     found = names & {*COLUMNS, *FUNCTIONS} - {"previous", *CHANGES} | ({"truth"} if truths else set())
-    return Event(name, text, holds, frozenset(found), frozenset(truths))
+    back = (
+        n for n in ast.walk(tree) if isinstance(n, ast.expr) and any(reader.calls(n, f) for f in ("previous", *CHANGES))
+    )
+    looks_back = any(isinstance(n, ast.Name) and n.id in ("reward", "ended") for b in back for n in ast.walk(b))
+    return Event(name, text, holds, frozenset(found), frozenset(truths), looks_back)
 
 
 def parse_condition(what: str, text: str, names: Sequence[str]) -> Callable[[Mapping[str, Tensor]], Tensor]:

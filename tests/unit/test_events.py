@@ -146,6 +146,33 @@ def test_rate_and_first_happening_by_hand() -> None:
     assert float(parse_event("no", "value > 9", ACTIONS, 2).happens(rows(), weight)) == 0
 
 
+@pytest.mark.parametrize(
+    "text", ["ended", "reward > 0", "reward <= 0", "ended and reward <= 0", "0 < reward < 5", "reward > 0 or ended",
+             "not (ended and reward > 0)", "value > 1 and reward > 0"],
+)  # fmt: skip
+def test_in_a_simulator_an_event_has_the_chance_that_its_outcomes_give_it(text: str) -> None:
+    """Of a world that foretells chances of a reward (of 10) and of an ending, against as many episodes drawn from it:
+    rates and whether it happens at all.  (A mean reward is hardly ever 0, and an ending seldom likelier than not: so
+    a simulator foretold rewards always and deaths never.)"""
+    generator = torch.Generator().manual_seed(0)
+    draws, steps = 40_000, 6
+    paid, ends = torch.rand(1, steps, generator=generator) * 0.4, torch.rand(1, steps, generator=generator) * 0.5
+    value = torch.arange(float(steps))[None]
+    one = torch.zeros(1, steps, 5)
+    event = parse_event("it", text, ACTIONS, 0)
+    foretold = Rows(value, 10 * paid, ends, one, one, one[..., :0], paid_RT=paid)
+    alive = torch.cat([torch.ones(1, 1), (1 - ends[:, :-1]).cumprod(1)], 1)
+    got, over = (torch.rand(draws, steps, generator=generator) < chance for chance in (paid, ends))
+    many = one.expand(draws, -1, -1)
+    drawn = Rows(value.expand(draws, -1), 10.0 * got, over.float(), many, many, many[..., :0])
+    on = torch.cat([torch.ones(draws, 1), (1 - over[:, :-1].float()).cumprod(1)], 1)
+    for said, seen in ((event.rate(foretold, alive), event.rate(drawn, on)),
+                       (event.happens(foretold, alive), event.happens(drawn, on))):  # fmt: skip
+        assert float(said) == pytest.approx(float(seen.mean()), abs=0.01), text
+    known = replace(drawn, paid_RT=torch.ones_like(drawn.reward_RT))  # a world that knows its rewards says the same
+    assert torch.equal(event(known), event(drawn))
+
+
 def test_an_event_of_the_action_keeps_its_gradient_and_a_threshold_has_none() -> None:
     from dataclasses import replace
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from analysis.shared.events import Event, Rows
-from core.contracts import EnvSpec
+from core.contracts import EnvSpec, Shown
 from core.directions import Basis
 from core.roll import Moment, probabilities
 from envs.procgen import ACTION_NAMES, JUMPING
@@ -30,9 +30,10 @@ class Course(NamedTuple):
     weight_RT: Tensor
     h_RTH: Tensor | None = None
     action_RTA: Tensor | None = None  # one-hot
-    ended_RT: Tensor | None = None  # [R, T-1], 0 or 1
+    ended_RT: Tensor | None = None  # [R, T-1], 0 or 1 (simulated: probability)
     told_RTM: Tensor | None = None  # the truth columns that events read (``Measures.truths``), where a world tells them
     truncated_RT: Tensor | None = None  # [R, T-1], 0 or 1: ended at a time limit
+    paid_RT: Tensor | None = None  # [R, T-1], chance of a reward at all; None: rewards are known
 
 
 JUMPS = ("up", "upleft", "upright")
@@ -149,7 +150,7 @@ def rows_of(course: Course, measures: Measures) -> Rows:
     return Rows(
         course.value_RT[:, now], course.reward_RT, course.ended_RT, course.action_RTA[:, now],
         course.logits_RTA[:, now], (course.h_RTH[..., :0] if basis is None else basis.project(course.h_RTH))[:, now],
-        measures.parts, truth, course.truncated_RT,
+        measures.parts, truth, course.truncated_RT, course.paid_RT,
     )  # fmt: skip
 
 
@@ -227,14 +228,18 @@ def is_own(quantity: str, directions: Sequence[int]) -> bool:
 
 def course_of(
     logits: Tensor, value: Tensor, reward: Tensor, ends: Tensor, h: Tensor, one_hot: Tensor,
-    told: Tensor | None = None, truncated: Tensor | None = None,
+    told: Tensor | None = None, truncated: Tensor | None = None, paid: Tensor | None = None,
 ) -> Course:  # fmt: skip
     """A course from what its steps gave; ``ends`` [R, T-1] are probabilities of ending (0 or 1 where it is known)."""
-    hard = (ends > 0.5).to(ends.dtype)
     goes_on = torch.cat([torch.ones_like(value[:, :1]), 1 - ends], 1).cumprod(1)
     told = logits[..., :0] if told is None else told
-    truncated = torch.zeros_like(hard) if truncated is None else truncated  # never, in a simulator
-    return Course(logits, value, reward, goes_on, h, one_hot, hard + (ends - ends.detach()), told, truncated)
+    truncated = torch.zeros_like(ends) if truncated is None else truncated  # never, in a simulator
+    return Course(logits, value, reward, goes_on, h, one_hot, ends, told, truncated, paid)
+
+
+def paid_in(shown: Shown) -> Tensor:
+    """The chance of a reward at all, [B]; 1 where the reward is known, which may be 0."""
+    return torch.ones_like(shown.reward_B) if shown.paid_B is None else shown.paid_B
 
 
 def course_along(moments: Sequence[Moment]) -> Course:
@@ -247,4 +252,5 @@ def course_along(moments: Sequence[Moment]) -> Course:
         stack([m.acted.logits_BA for m in moments]), stack([m.acted.value_B for m in moments]),
         stack([m.shown.reward_B for m in moments[1:]]), stack([m.shown.ending_B for m in moments[1:]]),
         stack([m.h_BH for m in moments]), stack([m.action_BA for m in moments]),
+        paid=stack([paid_in(m.shown) for m in moments[1:]]),
     )  # fmt: skip

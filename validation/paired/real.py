@@ -37,7 +37,8 @@ class RealWorld(Paired):
         told = none[:, None][:, :0]
         if self.measures.truths:
             told = self.told(self.env.restore(self.starts.states))
-        return Places(list(self.starts.states), self.agent.encode(last), none, none, none, told)
+        known = torch.ones_like(none)
+        return Places(list(self.starts.states), self.agent.encode(last), none, known, none, none, told)
 
     def told(self, step: Step) -> Tensor:
         """The truth columns that are asked for, [B, M]."""
@@ -64,7 +65,8 @@ class RealWorld(Paired):
             left = env.snapshot()
             after = [None if end else state for state, end in zip(left, over, strict=False)]
             seen = {k: torch.from_numpy(v[:count]).to(like.device) for k, v in self.observed(now, left, env).items()}
-            return Places(after, self.agent.encode(seen), reward, ends, truncated, self.told(now)[:count])
+            known = torch.ones_like(reward)
+            return Places(after, self.agent.encode(seen), reward, known, ends, truncated, self.told(now)[:count])
 
         return together([self.as_here(found) for found in ranks.each(range(0, len(states), slots), branch)])
 

@@ -17,7 +17,7 @@ from core.progress import bar
 from core.roll import Moment, index_of, joined_starts, one_hot, roll, starts_at
 from core.trees import Tree, joined, rows_of
 from validation.hypotheses.changes import AddSteps
-from validation.paired.course import Course, course_along, is_late, quantities, still_on
+from validation.paired.course import Course, course_along, is_late, paid_in, quantities, still_on
 from validation.paired.tree import Paired, Places, together
 
 # Rows simulated at once.  On a CPU as many take as long in blocks of 32, which several processes can share; a GPU waits
@@ -91,7 +91,7 @@ class SimulatedWorld(Paired):
         )  # fmt: skip
         rows = [rows_of(state, slice(i, i + 1)) for i in range(len(shown.reward_B))]
         never, told = torch.zeros_like(shown.reward_B), shown.reward_B[:, None][:, :0]
-        return Places(rows, seen, shown.reward_B, shown.ending_B, never, told)
+        return Places(rows, seen, shown.reward_B, paid_in(shown), shown.ending_B, never, told)
 
     def jacobian(
         self, block: int = 0, steps: int = 1, through: str = "", known: Collection[str] = (), most: int | None = None

@@ -35,6 +35,7 @@ class Places(NamedTuple):
     states: list[Any]  # to go on from; None: the episode is over
     seen: Tree  # what the agent makes of what it sees there, [B, ...]
     reward_B: Tensor  # of the transition that led there
+    paid_B: Tensor  # the chance that there was one at all, of which reward_B is the mean (1: it is known)
     terminal_B: Tensor  # probability that it ended the episode (real: 0 or 1)
     truncated_B: Tensor  # 1: it ended it at a time limit
     told_BM: Tensor  # the truth columns that events read, where the world tells them
@@ -213,8 +214,8 @@ class Paired:
                 action_BA = choose(said.logits_BA, self.agent.spec.parts, draw.action_BA)[1]
             kept.append((said.logits_BA, said.value_B, *moment.shown[1:4], said.h_BH, action_BA))
         logits, value, reward, terminal, told, h, action_RTA = (torch.stack(x, 1) for x in zip(*kept, strict=True))
-        truncated, told = told[:, 1:, 0], told[..., 1:]
-        return course_of(logits, value, reward[:, 1:], terminal[:, 1:], h, action_RTA, told, truncated)
+        truncated, paid, told = told[:, 1:, 0], told[:, 1:, 1], told[..., 2:]
+        return course_of(logits, value, reward[:, 1:], terminal[:, 1:], h, action_RTA, told, truncated, paid)
 
     def measure(
         self, groups: Sequence[Intervention | None], description: str = "", through: str = "", together: int = 1
@@ -269,8 +270,8 @@ class Nodes:
 
     def _show(self, t: int, node_R: Tensor) -> tuple[Tensor, Shown]:
         state, places = torch.stack([node_R, torch.full_like(node_R, t)], 1), self.levels[t].places
-        reward, told = places.reward_B[node_R], torch.cat([places.truncated_B[:, None], places.told_BM], 1)[node_R]
-        return state, Shown({"place": state}, reward, places.terminal_B[node_R], told)
+        more = torch.cat([places.truncated_B[:, None], places.paid_B[:, None], places.told_BM], 1)
+        return state, Shown({"place": state}, places.reward_B[node_R], places.terminal_B[node_R], more[node_R])
 
 
 class Remembering:
