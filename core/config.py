@@ -243,10 +243,10 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
         if end.code in (None, 0):  # --help
             raise
         raise UserError(_said_in_box(said.getvalue())) from None
+    earlier.check_dropped(dropped, config)
     for note in (*notes, *_from_the_demo(to_json(config), demo)):
         print(note, file=sys.stderr)
     _follow_links(config)
-    earlier.check_dropped(dropped, config)
     config = precision.settled(config, bf16_by_preset and "--bf16" not in given)
     if getattr(config, "threads", 1) < 1:
         raise UserError(f"--threads {getattr(config, 'threads')}: at least 1")  # noqa: B009  (not every stage has it)

@@ -245,6 +245,10 @@ def _is_number(word: str) -> bool:
     return True
 
 
+# What says the world of a run directory (AGENTS and SIMULATORS of core.artefacts, which takes longer to import).
+DESCRIPTIONS = {"agent": ("agent.json", "policy.json", "adopted.json"), "simulator": ("simulator.json", "world.json")}
+
+
 class Dropped(NamedTuple):
     """A flag that was left out because a run directory says it."""
 
@@ -297,12 +301,13 @@ def check_dropped(dropped: Sequence[Dropped], config: Any) -> None:
     for one in dropped:
         named = getattr(config, one.of)
         for path in named if isinstance(named, tuple) else (named,):
+            file = next((path / name for name in DESCRIPTIONS[one.of] if (path / name).is_file()), path)
             try:
-                spec = json.loads((path / f"{one.of}.json").read_bytes())["spec"]
+                spec = json.loads(file.read_bytes())["spec"]
                 is_one = spec["env_id"] if one.name == "env_name" else spec["options"].get(one.name)
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # the stage says what is wrong with it
-            if is_one is not None and str(is_one).rpartition("/")[2] != one.value:
+            if is_one is not None and str(is_one).rpartition("/")[2] != one.value.rpartition("/")[2]:
                 raise _refused(
                     f"{one.flag} {one.value}: {path} is of {is_one}, and the run directory in --{one.of} says it; "
                     "leave the flag out, or name another run directory"

@@ -706,17 +706,33 @@ def cohens_d_interval(
     """(d, low, high), each float64 [F]: ``cohens_d`` with the interval from leaving out whole episodes.
 
     The interval is as wide as the episodes of the scarcer group make it; NaN if all members, or all others, come from
-    one episode.
+    one episode.  Where a feature has two levels and all rows of a group are at one of them, it leaves room for as many
+    at the other as that group's episodes can all have missed (Clopper and Pearson; each counts once).
     """
-    member_N = np.asarray(member_N, bool)
+    x_NF, member_N = np.asarray(x_NF, np.float64), np.asarray(member_N, bool)
     _, of_N = np.unique(episode_N, return_inverse=True)
     if len(of_N) != len(x_NF):
         raise ValueError(f"{len(x_NF)} rows, {len(of_N)} episode numbers")
     sums = _group_sums(x_NF, member_N, of_N)
     weight_GE = left_out(len(sums[0]), rng)
     value_GF = d_of_sums(*(np.tensordot(weight_GE, s, 1) for s in sums))
-    _, low, high = jackknifed(value_GF, rng=rng, units=int((sums[0] > 0).sum(0).min()), level=level)
-    return cohens_d(x_NF, member_N), low, high
+    units_2 = (sums[0] > 0).sum(0)
+    _, low, high = jackknifed(value_GF, rng=rng, units=int(units_2.min()), level=level)
+    d_F = cohens_d(x_NF, member_N)
+    least_F, most_F = x_NF.min(0), x_NF.max(0)
+    two_levels_F = ((x_NF == least_F) | (x_NF == most_F)).all(0) & (least_F < most_F)
+    of_2F = np.stack(
+        [x_NF[mine].mean(0) if mine.any() else np.full_like(d_F, np.nan) for mine in (member_N, ~member_N)]
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        deviation_F = (of_2F[0] - of_2F[1]) / d_F
+    for group, sign in ((0, 1), (1, -1)):
+        still_F = two_levels_F & ((of_2F[group] == least_F) | (of_2F[group] == most_F)) & np.isfinite(d_F)
+        missed = share_interval(0, int(units_2[group]), level)[1]
+        other_F = least_F + most_F - 2 * of_2F[group]  # from the level that they are at to the other one
+        room_F = np.where(still_F, d_F + sign * missed * other_F / deviation_F, d_F)
+        low, high = np.minimum(low, room_F), np.maximum(high, room_F)
+    return d_F, low, high
 
 
 def _group_sums(x_NF: np.ndarray, member_N: np.ndarray, of_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -48,7 +48,7 @@ from analysis.shared.truths import levels_of, names_of, numbers_of
 from analysis.similarity.comparison import states as states_of_another
 from core import artefacts, config as cli
 from core.artefacts import Result
-from core.contracts import UserError
+from core.contracts import Agent, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.video import check_video, image_field
@@ -174,6 +174,14 @@ def features_of(store: RolloutStore, states: States, truths: Mapping[str, np.nda
     return out | {name: ("truth", x_N) for name, x_N in truths.items()}
 
 
+def _check_world(agent: Agent, store: RolloutStore, what: str) -> None:
+    """UserError for an agent of another world than the recorded one."""
+    if differs := store.spec.differences(agent.spec):
+        raise UserError(
+            f"{what} plays {agent.spec.env_id}, these are rollouts of {store.spec.env_id} (other: {', '.join(differs)})"
+        )
+
+
 def compared(config: SemanticsConfig, subject: Subject, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
     """(other labels of the same steps; labels with the features that they were made of)."""
     store, states = subject.store, subject.states
@@ -190,11 +198,16 @@ def compared(config: SemanticsConfig, subject: Subject, device: torch.device) ->
         labels["behaviours"] = label_N
     episodes = np.unique(states.index_N2[:, 0]).tolist()
     if config.plain is not None:
-        h_NH = states_of_another(load_agent(config.plain, device), store, episodes, 0)["h"]
+        plain = load_agent(config.plain, device)
+        _check_world(plain, store, f"--plain {config.plain}")
+        h_NH = states_of_another(plain, store, episodes, 0)["h"]
         label_N = nearest_centre(h_NH, k_means(h_NH, states.codes - len(states.dead), config.seed))[0]
         labels["k-means of the plain agent"], own["k-means of the plain agent"] = label_N, (h_NH, label_N)
     for path, name in zip(config.others, short_names(config.others), strict=True):
         other = open_policy(path, device)
+        _check_world(other, store, f"--others {path}")
+        if fingerprint(other) == fingerprint(subject.agent):
+            raise UserError(f"--others {path} is the agent itself, which agrees with itself")
         h_NH = states_of_another(other, store, episodes, 0)["h"]
         labels[f"codes of {name}"] = placed(other, h_NH.astype(np.float32))[1]
     return labels, own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import re
 import shlex
 import subprocess
@@ -164,6 +165,16 @@ def test_a_world_that_a_run_directory_says_is_not_replaced_by_its_own_in_silence
     argv = [str(ROOT / w) if w.startswith("bundles/") else w for w in words.split()]
     with pytest.raises(UserError, match=f"^{argv[0]} {argv[1]}: .*fruitbot.* is of "):
         cli.parse(STAGES[stage].cls, argv, stage)
+
+
+def test_the_world_of_an_adopted_agent_is_compared_too_and_a_whole_id_is_its_games_name(tmp_path: Path) -> None:
+    (tmp_path / "adopted.json").write_text(json.dumps({"spec": {"env_id": "gymnasium/CartPole-v1", "options": {}}}))
+    with pytest.raises(UserError, match="--env_name coinrun: .* is of gymnasium/CartPole-v1"):
+        cli.parse(STAGES["record"].cls, ["--env_name", "coinrun", "--agent", str(tmp_path)], "record")
+    for name in ("coinrun", "procgen/coinrun"):
+        cli.parse(
+            STAGES["record"].cls, ["--env_name", name, "--agent", str(ROOT / "bundles/coinrun-robust/agent")], "record"
+        )
 
 
 @pytest.mark.parametrize(

@@ -283,6 +283,14 @@ def test_curves_are_means_over_seeds_normalised_with_intervals(tmp_path: Path) -
     assert float(point["return"]) == 1 and float(point["steps"]) == 2000
 
 
+def test_agents_of_another_world_and_the_agent_itself_are_no_comparison(made: Path, tmp_path: Path) -> None:
+    fruitbot = str(cli.ROOT / "bundles" / "fruitbot" / "agent")
+    with pytest.raises(UserError, match="--plain .* plays procgen/fruitbot, these are rollouts of procgen/coinrun"):
+        semantics.main(config_of(made, tmp_path / "out", "--plain", fruitbot))
+    with pytest.raises(UserError, match="--others .* is the agent itself"):
+        semantics.main(config_of(made, tmp_path / "out", "--others", f"{made}/agent"))
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

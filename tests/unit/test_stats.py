@@ -718,6 +718,26 @@ def coverage_of_d(by_episode: bool) -> float:
     return float(((low <= true) & (true <= high)).mean())
 
 
+def test_a_group_without_a_rare_event_leaves_room_for_what_its_episodes_can_have_missed() -> None:
+    """Leaving out episodes hardly changes a mean of zeros: of codes and rare events that have nothing to do with each
+    other, every table had intervals that excluded 0."""
+    rng = np.random.default_rng(0)
+    excluded = 0
+    for _ in range(20):
+        episode_N = np.repeat(np.arange(16), 64)
+        code_N = rng.choice(4, len(episode_N), p=[0.6, 0.36, 0.03, 0.01])
+        x_NF = (rng.random((len(episode_N), 5)) < [0.2, 0.1, 0.05, 0.02, 0.01]).astype(float)
+        for code in range(4):
+            d, low, high = cohens_d_interval(x_NF, code_N == code, episode_N, rng=rng, level=1 - 0.05 / 20)
+            none = (x_NF[code_N == code].sum(0) == 0) & np.isfinite(low)
+            assert (high[none] >= 0).all() and (low[none] <= d[none]).all()
+            excluded += int(((low > 0) | (high < 0)).sum())
+    assert excluded <= 3  # of 20 tables at 5 % together
+    seen = np.repeat([0.0, 1.0], 640)[:, None]  # what is always so inside and never outside is still told
+    _, low, _ = cohens_d_interval(seen + 0, seen[:, 0] > 0, np.tile(np.arange(64), 20), rng=rng)
+    assert np.isnan(low).all() or low[0] > 0
+
+
 def test_the_interval_of_cohens_d_covers_where_one_over_steps_does_not() -> None:
     low, high = binomial_bounds(0.95)
     assert low - 0.01 <= coverage_of_d(True) <= high

@@ -231,7 +231,9 @@ def test_a_study_of_starts_in_one_behaviour_is_of_these_alone(planted):
     rule = Rule(sign, torch.tensor([0.0, -2.0]), torch.tensor([0, 1]))  # behaviour 1: the first number of h is above 1
     options = replace(STUDY, directions=(0,), starts=12, controls=39, horizon=2, start_when=(1,))
     found = study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), planted_truth.basis, options, rule=rule)
-    assert (found.arrays["h"][:, 0] > 1).all()
+    assert (found.arrays["h"][:, 0] > 1).all() and found.notes["starts_in"] == "behaviour=1"
+    assert all(claim["text"].startswith("At starts in behaviour=1: ") for claim in found.notes["claims"])
+    assert found.notes["claim"].startswith("At starts in behaviour=1: ")
     with pytest.raises(UserError, match="behaviour 7 does not exist"):
         study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), planted_truth.basis,
               replace(options, start_when=(7,)), rule=rule)  # fmt: skip
@@ -624,6 +626,11 @@ def test_the_world_is_needed_only_where_it_foretells_better_than_every_predictio
     assert judged(seen, poor, rivals=rivals)[3] == "no"
     assert judged(seen, good, rivals={**rivals, "held frame": good})[3] == "no", "the same prediction without a world"
     assert judged(0 * seen, 0 * seen, rivals=rivals)[3] == "open", "nothing was there to foretell"
+
+
+def test_what_an_open_claim_would_need_is_not_said_of_one_that_is_judged():
+    assert "some 100 could tell" in verdicts.too_few(8, 100) and verdicts.too_few(8, None) == ""
+    assert verdicts.too_few(8, 100, verdicts.REFUTED) == ""
 
 
 def test_the_gate_is_over_the_starts_that_some_change_is_about():

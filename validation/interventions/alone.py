@@ -33,8 +33,8 @@ from envs.registry import agents_a_world, renewed
 from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import AGE, Bench, effects_in
-from validation.interventions.claims import against_controls, beyond_memory, claims_of, parts_of
-from validation.interventions.options import StudyOptions, check_options, parse_study
+from validation.interventions.claims import about_starts, against_controls, beyond_memory, claims_of, parts_of
+from validation.interventions.options import StudyOptions, check_options, parse_study, started_in
 from validation.interventions.statistics import (
     Controls,
     Trial,
@@ -156,6 +156,8 @@ def alone(
         "paired_by": asked.starts.paired_by, "criteria": CRITERIA, "chosen": [one.words for one in picked], "who": who,
         "claims": claims_of(rows, picked, explicit, verdict_of, claim_of),
     }  # fmt: skip
+    result.notes["starts_in"] = started_in(options)
+    about_starts(result.notes["claims"], result.notes["starts_in"])
     result.notes["claim"] = " ".join(c["text"] for c in result.notes["claims"] if c["headline"])
     if asked.starts.paired_by == "seed":
         result.notes["paired"] = "The world has no snapshots: pairs replay the same seed and actions up to the start."
@@ -305,7 +307,7 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
     text = (
         f"'{row['hypothesis']}' changes {in_words(row['quantity'])}: {foretold}seen {row['observed']:+.3g} "
         f"[{row['low']:+.3g}, {row['high']:+.3g}] {unit} in the real world (n = {row['n']}{few(row['n'])}): {said}"
-        f"{verdicts.too_few(row['n'], row['starts_for_no'])}."
+        f"{verdicts.too_few(row['n'], row['starts_for_no'], row['verdict'])}."
     )
     words = {
         "exists": f"the smallest of interest is {row['smallest']:.2g}, of which unaltered twins differ by "

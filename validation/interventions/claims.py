@@ -58,6 +58,12 @@ def restate(row: Row, special_q: float, verdict_of: Callable[[Row], str]) -> Non
     row["verdict"] = verdict_of(row)
 
 
+def about_starts(claims: Iterable[Row], words: str) -> None:
+    """Put where all starts are (--start_when; '': anywhere) in front of every claim's text."""
+    for claim in claims if words else ():
+        claim["text"] = f"At starts in {words}: {claim['text']}"
+
+
 def no_claim(h: Claim, why: str) -> Row:
     """In the place of a claim of which nothing can be said."""
     text = f"'{h.name}': {why}, so there is no claim."
@@ -78,7 +84,7 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
     text = (
         f"{subject} changes {in_words(q)}: foretold {row['foretold']:+.3g} {unit}, seen {row['observed']:+.3g} "
         f"[{row['low']:+.3g}, {row['high']:+.3g}] in the real world (n = {row['n']} starts{few(row['n'])}): {said}"
-        f"{verdicts.too_few(row['n'], row['starts_for_no'])}."
+        f"{verdicts.too_few(row['n'], row['starts_for_no'], row['verdict'])}."
     )
     return {**row, "headline": headline, "sentence": said, "text": text, "parts": parts_of(row, _numbers(row, how))}
 

@@ -55,6 +55,11 @@ class StudyOptions:
         return replace(self, starts=self.choosing_starts or self.starts)
 
 
+def started_in(options: StudyOptions) -> str:
+    """The behaviours that all starts are in, in words; '' where they may be anywhere."""
+    return " or ".join(f"behaviour={b}" for b in options.start_when)
+
+
 def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
     """UserError on anything the study cannot run with; of the directions only where the basis is given."""
     if not options.hypotheses:

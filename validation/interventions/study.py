@@ -26,7 +26,7 @@ from validation.interventions.bench import Bench, effects_in
 from validation.interventions.claims import Picked
 from validation.interventions.controls import Family, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.film import film
-from validation.interventions.options import StudyOptions, check_options, claimed, parse_study
+from validation.interventions.options import StudyOptions, check_options, claimed, parse_study, started_in
 from validation.interventions.statistics import Controls, Effects
 from validation.interventions.tables import report
 from validation.paired.course import Measures, with_claimed, with_named
@@ -159,8 +159,7 @@ def when_of(options: StudyOptions, rule: Rule | None) -> When | None:
         return None
     assert rule is not None, "parse_study refuses it"
     wanted = torch.tensor(options.start_when)
-    words = " or ".join(f"behaviour={b}" for b in options.start_when)
-    return When(lambda h_BH: torch.isin(rule(h_BH), wanted.to(h_BH.device)), words)
+    return When(lambda h_BH: torch.isin(rule(h_BH), wanted.to(h_BH.device)), started_in(options))
 
 
 def dreamed_from(

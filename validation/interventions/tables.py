@@ -12,9 +12,9 @@ from core.stats import bootstrap_mean, bootstrap_means
 from validation.hypotheses.grammar import THROUGH, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench
-from validation.interventions.claims import Picked, claim_of, claim_of_need, claims_of
+from validation.interventions.claims import Picked, about_starts, claim_of, claim_of_need, claims_of
 from validation.interventions.members import tell
-from validation.interventions.options import StudyOptions
+from validation.interventions.options import StudyOptions, started_in
 from validation.interventions.statistics import (
     NEEDS,
     Controls,
@@ -101,7 +101,8 @@ def report(
         for number, member in enumerate(effects.members, 2):
             result.arrays |= {f"simulated by member {number}/{q}": v for q, v in member.items()}
     result.tables["paths"] = [row for claim in claims for row in _paths(claim, effects, hypotheses, rng)]
-    result.notes["claims"] = claims
+    result.notes |= {"claims": claims, "starts_in": started_in(options)}
+    about_starts(claims, result.notes["starts_in"])
     result.notes["claim"] = " ".join(claim["text"] for claim in claims if claim["headline"])
     return result
 

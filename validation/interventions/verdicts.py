@@ -225,9 +225,9 @@ def starts_for_no(there: str, mean: Estimate, reach: float, smallest: float) -> 
     return units_for((smallest - abs(mean.value)) / reach, 0.90)
 
 
-def too_few(n: int, starts: int | None) -> str:
-    """That in words, after what is open; '' for None."""
-    if starts is None:
+def too_few(n: int, starts: int | None, verdict: str = OPEN) -> str:
+    """That in words, after what is open; '' for None, and where a claim is judged all the same."""
+    if starts is None or verdict != OPEN:
         return ""
     return (
         f"; {n} starts can all miss an effect of the smallest size of interest, some {starts} could tell there is none"
