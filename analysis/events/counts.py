@@ -5,6 +5,7 @@ E episodes, U independent units, X events, T steps.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -81,7 +82,23 @@ def chosen_events(words: Sequence[str], store: RolloutStore, other: RolloutStore
             for s in filter(None, (store, other)):
                 if "logits" not in s.column_names:
                     raise UserError(f"event {event.name!r}: {s.path} has no logits")
-    return events
+    return _told_by_means(events, bool(words), store, other)
+
+
+def _told_by_means(
+    events: tuple[Event, ...], named: bool, store: RolloutStore, other: RolloutStore | None
+) -> tuple[Event, ...]:
+    """The events without those that read rewards, where rollouts are simulated: these hold the mean reward that a world
+    foretells, which is hardly ever 0.  UserError where they were named, or no event is left."""
+    dreamed = [s for s in (store, other) if s is not None and s.manifest["facts"].get("source") == "simulated"]
+    out = [event.name for event in events if "reward" in event.reads] if dreamed else []
+    if not out:
+        return events
+    why = f"{dreamed[0].path} is simulated, where a reward is the mean that the world foretells, not one that was given"
+    if named or len(out) == len(events):
+        raise UserError(f"event {out[0]!r}: {why}; count it in real rollouts")
+    print(f"note: {', '.join(out)} left out: {why}", file=sys.stderr)
+    return tuple(event for event in events if event.name not in out)
 
 
 def _told(text: str) -> set[str]:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from core import artefacts, config as cli
-from core.artefacts import read_manifest
+from core.artefacts import Result, read_manifest
 from core.contracts import UserError
 from core.episodes import StoreWriter
 from generative import record_samples
@@ -275,3 +275,21 @@ def test_two_processes_go_on_with_what_one_began_and_by_themselves(words: Words,
     assert times(out, list(finished_then)) == finished_then
     assert without_hashes(outcome(out)) == without_hashes(want)
     require_alike(out, tmp_path / "whole")
+
+
+def test_events_that_read_a_reward_are_not_counted_in_simulated_rollouts(
+    pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They hold the mean that the world foretells, which is hardly ever 0: 28 rewards an episode were counted, and no
+    death."""
+    from analysis.events import __main__ as events
+
+    def count(*more: str) -> None:
+        argv = [str(pipeline / "samples"), "--out", str(tmp_path / "out"), *more]
+        events.main(cli.parse(events.EventsConfig, argv, events.STAGE))
+
+    count()
+    assert "note: death, reward left out: " in capsys.readouterr().err
+    assert [row["event"] for row in Result.load(tmp_path / "out").tables["events"]] == ["jump_started"]
+    with pytest.raises(UserError, match="event 'death': .*samples is simulated, .* count it in real rollouts"):
+        count("--events", "death", "--overwrite")

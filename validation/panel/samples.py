@@ -110,7 +110,8 @@ def labels_of(known: Behaviours | None, source: str, starts_N2: np.ndarray, step
 def events_in(
     spec: EnvSpec, columns: dict[str, np.ndarray], ended_NT: np.ndarray, acted_NT: np.ndarray, c_NTK: np.ndarray
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names of the world's events, and whether each happens at a step, uint8 [N, T, E]."""
+    """Names of the world's events, and whether each happens at a step, uint8 [N, T, E]; without those that read a
+    reward, of which samples hold the mean that the world foretells."""
     like = torch.from_numpy(columns["value"]).float()
     one = one_hot(torch.from_numpy(columns["action"]), spec.parts, like)
     rows = Rows(
@@ -118,9 +119,11 @@ def events_in(
         torch.from_numpy(columns["logits"]) if "logits" in columns else torch.zeros_like(one),
         torch.from_numpy(np.nan_to_num(c_NTK)), spec.parts,
     )  # fmt: skip
-    events = parse_events((), spec.action_names, c_NTK.shape[-1], spec.same_actions, spec.events)
+    known = parse_events((), spec.action_names, c_NTK.shape[-1], spec.same_actions, spec.events)
+    events = [event for event in known if "reward" not in event.reads]
     found = [(event(rows).numpy() > 0.5) & acted_NT for event in events]
-    return tuple(event.name for event in events), np.stack(found, -1).astype(np.uint8)
+    happens = np.stack(found, -1) if found else np.zeros((*acted_NT.shape, 0))
+    return tuple(event.name for event in events), happens.astype(np.uint8)
 
 
 def real_starts(store: RolloutStore, samples: Sequence[int], initial_frames: int) -> np.ndarray:
