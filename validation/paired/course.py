@@ -234,6 +234,7 @@ def course_of(
     goes_on = torch.cat([torch.ones_like(value[:, :1]), 1 - ends], 1).cumprod(1)
     told = logits[..., :0] if told is None else told
     truncated = torch.zeros_like(ends) if truncated is None else truncated  # never, in a simulator
+    paid = torch.ones_like(reward) if paid is None else paid  # rewards are known
     return Course(logits, value, reward, goes_on, h, one_hot, ends, told, truncated, paid)
 
 

@@ -1,16 +1,14 @@
 """How much of an agent's deaths its hidden state announces: the numbers and the picture of docs/study.md.
 
-    python docs/examples/announced.py runs/demo runs/held_out ica:1 7 docs/study_doom.png
+    python -m benchmarks.announced runs/demo runs/held_out ica:1 7 runs/announced.png
 
 The demo's runs (directions, behaviours), a recording, the direction and the behaviour that are asked about.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run by its path
 
 import numpy as np
 
@@ -93,5 +91,8 @@ def draw(found: list, ends: dict[str, list[np.ndarray]], direction: str, picture
 
 
 if __name__ == "__main__":
-    demo, recording, direction, behaviour, picture = sys.argv[1:]
-    main(Path(demo), Path(recording), direction, int(behaviour), Path(picture))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, of in (("demo", Path), ("recording", Path), ("direction", str), ("behaviour", int), ("picture", Path)):
+        parser.add_argument(name, type=of)
+    asked = parser.parse_args()
+    main(asked.demo, asked.recording, asked.direction, asked.behaviour, asked.picture)
