@@ -245,10 +245,6 @@ def _is_number(word: str) -> bool:
     return True
 
 
-# What says the world of a run directory (AGENTS and SIMULATORS of core.artefacts, which takes longer to import).
-DESCRIPTIONS = {"agent": ("agent.json", "policy.json", "adopted.json"), "simulator": ("simulator.json", "world.json")}
-
-
 class Dropped(NamedTuple):
     """A flag that was left out because a run directory says it."""
 
@@ -298,10 +294,15 @@ def translated(argv: Sequence[str], stage: str) -> tuple[list[str], list[str], l
 
 def check_dropped(dropped: Sequence[Dropped], config: Any) -> None:
     """UserError where the world that a flag asked for is not that of the run directory which says it now."""
+    if not dropped:
+        return
+    from core.artefacts import AGENTS, SIMULATORS  # scripts by old names, which say one line, do without
+
+    descriptions = {"agent": AGENTS, "simulator": SIMULATORS}
     for one in dropped:
         named = getattr(config, one.of)
         for path in named if isinstance(named, tuple) else (named,):
-            file = next((path / name for name in DESCRIPTIONS[one.of] if (path / name).is_file()), path)
+            file = next((path / name for name in descriptions[one.of] if (path / name).is_file()), path)
             try:
                 spec = json.loads(file.read_bytes())["spec"]
                 is_one = spec["env_id"] if one.name == "env_name" else spec["options"].get(one.name)

@@ -345,7 +345,7 @@ def check_same(config: Any, out: Path, stage: str, fixed: Sequence[str]) -> None
     if saved.get("stage") != stage:
         raise UserError(f"{out} is a {saved.get('stage')!r} run, this is {stage!r}")
     now = cli.to_json(config)
-    before: Any = cli.merge(cli.to_json_defaults(type(config)), saved["config"])  # an earlier version lacks keys
+    before: Any = _begun_with(config, saved)
     for key in fixed:
         was, is_ = before, now
         for part in key.split("."):
@@ -354,11 +354,16 @@ def check_same(config: Any, out: Path, stage: str, fixed: Sequence[str]) -> None
             raise UserError(f"--resume: {key} was {was!r} and is now {is_!r}; start another run for that")
 
 
+def _begun_with(config: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run's config.json, as one of this version's: an earlier one lacks keys."""
+    return cli.merge(cli.to_json_defaults(type(config)), saved["config"])
+
+
 def _check_size(config: Any) -> None:
     """UserError where a training is to go on to fewer steps than are done: its weights would be of more than the
     configuration, which is then saved, says."""
     curve = load_state(config.out / STATE).get("curve")
-    saved = cli.merge(cli.to_json_defaults(type(config)), cli.read_json(config.out / "config.json")["config"])
+    saved = _begun_with(config, cli.read_json(config.out / "config.json"))
     for group, name in SIZES:
         asked, before = (c.get(group, {}).get(name) for c in (cli.to_json(config), saved))
         done = int(float(curve[-1]["step"])) if curve else 0

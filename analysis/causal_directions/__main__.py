@@ -30,7 +30,7 @@ from analysis.shared.live import LiveConfig
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import Basis, bases_of, fingerprint, load_basis
-from core.roll import gumbel
+from core.roll import action_noise
 from envs.procgen_edits import parse_edit
 
 STAGE = "causal_directions"
@@ -109,7 +109,7 @@ def main(config: CausalDirectionsConfig) -> None:
             collector.close()
         shape = (len(starts), lag + config.horizon + 1, agent.spec.n_actions)
         generator = torch.Generator().manual_seed(config.seed)
-        noise = torch.zeros(shape) if config.greedy else gumbel(shape, generator, torch.zeros(()))
+        noise = action_noise(shape, generator, config.greedy)
         twins: dict[str, Pairs] = {}
         world = made(len(starts))
         try:
