@@ -293,7 +293,8 @@ class Shown(NamedTuple):
     ending_B: Tensor  # probability that the transition ended the episode (0 or 1 where it is known)
     features_BD: Tensor  # what the world's state is for analyses
     is_first_B: Tensor | None = None  # bool, obs starts an episode; None: nowhere but at a start without a memory
-    paid_B: Tensor | None = None  # chance of a reward at all, of which reward_B is the mean; None: reward_B is known
+    # Chance of a reward at all where the episode [goes on, ends]; reward_B is the mean.  None: reward_B is known.
+    paid_B2: Tensor | None = None
 
 
 class World(Protocol):

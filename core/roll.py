@@ -324,6 +324,13 @@ class Trajectory(NamedTuple):
     alive: Tensor  # [B, T+1] bool
     state: Tensor  # [B, T+1, S], the agent's whole state, flat
     world: Tree  # the world's state, [B, T+1, ...] each
+    unpaid: Tensor | None = None  # [B, T], chance of an ending without a reward; None: the world does not tell
+
+
+def unpaid_ending(moment: Moment) -> Tensor:
+    """The chance that the transition ends the episode without a reward, [B], where the world tells it."""
+    assert moment.shown.paid_B2 is not None
+    return moment.shown.ending_B * (1 - moment.shown.paid_B2[:, 1])
 
 
 def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
@@ -334,7 +341,9 @@ def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
         like = read(moments[0])
         return torch.stack(found, 1) if found else like.new_zeros(len(like), 0)
 
+    told = all(m.shown.paid_B2 is not None for m in moments[1:])
     return Trajectory(
+        unpaid=stack(unpaid_ending, 1) if told else None,
         obs={k: stack(lambda m, k=k: m.shown.obs[k]) for k in moments[0].shown.obs},  # type: ignore[misc]
         d=stack(lambda m: m.shown.features_BD),
         h=stack(lambda m: m.h_BH),

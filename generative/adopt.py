@@ -140,12 +140,18 @@ def _shown(world: Any, name: str, out: Any, rows: int = ROWS) -> tuple[Tree, Sho
     _shape(f"{name}'s ending", shown.ending_B, (rows,))
     if ((shown.ending_B < 0) | (shown.ending_B > 1)).any():
         raise broken("shapes", f"{name}'s ending must be a probability")
+    if shown.paid_B2 is not None:
+        _shape(f"{name}'s chance of a reward", shown.paid_B2, (rows, 2))
+        if ((shown.paid_B2 < 0) | (shown.paid_B2 > 1)).any():
+            raise broken("shapes", f"{name}'s chances of a reward must be probabilities")
     _shape(f"{name}'s features", shown.features_BD, (rows, shown.features_BD.shape[-1]))
     return state, shown
 
 
 def _numbers(out: tuple[Tree, Shown]) -> list[Tensor]:
-    return [*leaves(out[0]), *out[1].obs.values(), out[1].reward_B, out[1].ending_B, out[1].features_BD]
+    shown = out[1]
+    told = [] if shown.paid_B2 is None else [shown.paid_B2]
+    return [*leaves(out[0]), *shown.obs.values(), shown.reward_B, shown.ending_B, shown.features_BD, *told]
 
 
 def _check_determinism(world: Any, z: Tensor, state: Tree, action: Tensor, first: tuple[Tree, Shown]) -> None:

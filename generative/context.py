@@ -84,6 +84,26 @@ class Seen(NamedTuple):
     far_NE: Tensor
 
 
+class Outcome(NamedTuple):
+    """What a transition brings, [N] each."""
+
+    size: Tensor  # of a reward, where there is one
+    paid_end: Tensor  # logit that there is, where the transition ends the episode
+    ended: Tensor  # logit that it does
+    paid_on: Tensor  # logit of a reward where it does not
+
+    @property
+    def paid_N2(self) -> Tensor:
+        """The chance of a reward at all where the episode [goes on, ends], [N, 2]."""
+        return torch.sigmoid(torch.stack([self.paid_on, self.paid_end], -1))
+
+    @property
+    def reward(self) -> Tensor:
+        """The mean reward."""
+        on, end = self.paid_N2.unbind(-1)
+        return self.size * torch.lerp(on, end, torch.sigmoid(self.ended))
+
+
 class Sketch(NamedTuple):
     """A next frame as far as it is known before s: the trunk's features [N, C, 16, 16], how its parts and the
     whole move, the last frame and the moved one."""
@@ -93,6 +113,17 @@ class Sketch(NamedTuple):
     moved: Tensor  # pixels down and right by which the frame as a whole is said to move, [N, 2]
     last: Tensor
     aligned: Tensor
+
+
+def with_own_ending(apart_N3: Tensor) -> Tensor:
+    """The parts of an ``Outcome``, [N, 4], from those of a world without ``joint_outcome``."""
+    return torch.cat([apart_N3, apart_N3[:, 1:2]], 1)
+
+
+def with_joint_outcome(state: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those weights of a world without ``joint_outcome`` that one with it has more rows of: it foretells the same."""
+    grown = {k: x for k, x in state.items() if k.startswith("outcome_head") and x.shape != want[k].shape}
+    return {k: torch.cat([x, x[1:2]]) for k, x in grown.items()}
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -275,7 +306,7 @@ class ContextWorld(nn.Module):
         self.painter = Painter(config, a, s)
         self.outcome_head = nn.Sequential(
             Flat(conv(d // CELLS + 2 * config.depth, 32), nn.SiLU(), nn.Conv2d(32, 8, 1), nn.SiLU()),
-            mlp(CELLS * 8, width, 3, 1),
+            mlp(CELLS * 8, width, 4 if config.joint_outcome else 3, 1),
         )
         self.acts_head = map_head(self.encoder.size, width, a)
         self.start_world = Flat(conv(width, width), nn.SiLU(), conv(width, d // CELLS), ChannelNorm(d // CELLS))
@@ -374,10 +405,12 @@ class ContextWorld(nn.Module):
 
     def step(self, state: ContextState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Shown]:
         state, known_BK = self.go_on(state, action_BA, noise)
-        size, paid, ended = self.outcome_parts(known_BK)
-        paid_B = torch.sigmoid(paid)
-        shown = Shown(self.as_shown(state.last), size * paid_B, torch.sigmoid(ended), state.d_BD, paid_B=paid_B)
-        return state, shown
+        return state, self.shown(state.last, state.d_BD, known_BK)
+
+    def shown(self, frame: Tensor, d_ND: Tensor, known_NK: Tensor) -> Shown:
+        """A frame, and the outcome of the transition that leads to it."""
+        told = self.outcome(known_NK)
+        return Shown(self.as_shown(frame), told.reward, torch.sigmoid(told.ended), d_ND, paid_B2=told.paid_N2)
 
     def go_on(self, state: ContextState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Tensor]:
         """The next state, and what rewards and endings are read from."""
@@ -416,17 +449,12 @@ class ContextWorld(nn.Module):
         """What rewards and endings are read from, [N, K]: the trunk in cells, and d."""
         return from_map(torch.cat([F.avg_pool2d(trunk, 2), to_map(d_ND).to(trunk.dtype)], 1))
 
-    def outcome(self, known_NK: Tensor) -> tuple[Tensor, Tensor]:
-        """(reward [N], logit [N] that the transition ended the episode)."""
-        size, paid, ended = self.outcome_parts(known_NK)
-        return size * torch.sigmoid(paid), ended
-
-    def outcome_parts(self, known_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(size of a reward where there is one, logit that there is, logit of an ending), [N] each."""
+    def outcome(self, known_NK: Tensor) -> Outcome:
+        """What is foretold of N transitions."""
         weights = next(self.outcome_head.parameters())
         with self.precision.cast(known_NK.device):
-            size, paid, ended = self.outcome_head(known_NK.to(weights.dtype)).to(weights.dtype).unbind(-1)
-        return size, paid, ended
+            told = self.outcome_head(known_NK.to(weights.dtype)).to(weights.dtype)
+        return Outcome(*(told if self.config.joint_outcome else with_own_ending(told)).unbind(-1))
 
     def errors(self, shown: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """How far [...] frames are from what they should be, squared pixels."""
@@ -478,6 +506,5 @@ class ContextWorld(nn.Module):
                 Seen(*(x[:, i - 1] for x in seen)), last, d, one_hot(action_BL[:, i - 1], self.spec.parts, d)
             )
             frame = clamp_straight_through(self.paint(sketch, path.s_BLS[:, i - 1]))
-            reward, ended = self.outcome(self.known(sketch.trunk, d))
-            out.append(Shown(self.as_shown(frame), reward, torch.sigmoid(ended), d))
+            out.append(self.shown(frame, d, self.known(sketch.trunk, d)))
         return out

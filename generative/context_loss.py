@@ -9,7 +9,7 @@ has reached: it begins with many single steps, and ends with few long windows.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from core.contracts import UserError
 from core.roll import Simulator, gumbel, one_hot
-from core.trees import each, unflatten
+from core.trees import each, joined, unflatten
 from generative.alignment import SIDE, Shifts, expected_cost, shift_costs
-from generative.context import ContextWorld, Seen
+from generative.context import ContextWorld, Outcome, Seen
 from generative.losses import (
     Batch,
     LossConfig,
@@ -159,9 +159,7 @@ class Foretold(NamedTuple):
     frame: Tensor  # planes [N, 3, 64, 64], not clamped
     shifts: Shifts
     moved: Tensor  # pixels, [N, 2]
-    size: Tensor  # of a reward, [N]
-    paid: Tensor  # logit that there is one
-    ended: Tensor  # logit
+    outcome: Outcome  # [N] each
     prior: Tensor  # log-probabilities of s, [N, groups, classes]
     posterior: Tensor
     looked: Tensor  # what the first of the frames, shown to the world again, shows of them, [M, E], M < N
@@ -211,17 +209,10 @@ def foretell(world: ContextWorld, batch: Batch, shown: Tensor, draws: ContextDra
         own = clamp_straight_through(frame)
         look = world.look(own, last, look.moved[:, :2]) if j + 1 < longest else Seen(*(x[:0] for x in look))
         at = (steps[:, None] * size + rows).flatten()
-        outcome = world.outcome_parts(world.known(sketch.trunk, d))
-        parts.append(Foretold(at, frame, sketch.shifts, sketch.moved, *outcome, prior, posterior, look.far_NE))
+        outcome = world.outcome(world.known(sketch.trunk, d))
+        parts.append(Foretold(at, frame, sketch.shifts, sketch.moved, outcome, prior, posterior, look.far_NE))
         last = own
     return joined(parts), path, seen
-
-
-def joined(parts: Sequence[Foretold]) -> Foretold:
-    """The rows of several, one after the other."""
-    shifts = Shifts(*(torch.cat(x) for x in zip(*(part.shifts for part in parts), strict=True)))
-    rest = {k: torch.cat([getattr(part, k) for part in parts]) for k in Foretold._fields if k != "shifts"}
-    return Foretold(shifts=shifts, **rest)
 
 
 def weighted(logit: Tensor, happens: Tensor, weight: float) -> Tensor:
@@ -229,6 +220,14 @@ def weighted(logit: Tensor, happens: Tensor, weight: float) -> Tensor:
     own sigmoid then is the probability (prior correction; King & Zeng 2001)."""
     shifted = logit + math.log(weight)
     return F.binary_cross_entropy_with_logits(shifted, happens, pos_weight=logit.new_tensor(weight), reduction="none")
+
+
+def outcome_losses(told: Outcome, reward: Tensor, terminal: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """What foretelling rewards [N] and endings (0 or 1) costs, [N] each: cross-entropies, what happens counting
+    ``weight`` times, and half the squared error of a reward's size."""
+    some = (reward != 0).to(reward.dtype)
+    paid = weighted(torch.where(terminal > 0, told.paid_end, told.paid_on), some, weight)
+    return paid + 0.5 * (told.size - reward).square() * some, weighted(told.ended, terminal, weight)
 
 
 def inverse_loss(world: ContextWorld, far_NE: Tensor, action: Tensor) -> Tensor:
@@ -267,9 +266,7 @@ def context_loss_of(
         costs = shift_costs(of(frames[:, :-1])[costed], target[costed], world.painter.reach)
     motion = expected_cost(costs, Shifts(*(x[costed] for x in told.shifts))).sum() / config.motion_share
     whole = F.smooth_l1_loss(told.moved, of(looked.moved[..., :2]), beta=PIXEL_PART, reduction="none").sum(-1) * seen
-    paid = weighted(told.paid, (reward != 0).to(reward.dtype), config.positive_weight)
-    sized = 0.5 * (told.size - reward).square() * (reward != 0)
-    ended = weighted(told.ended, of(batch.terminal), config.positive_weight)
+    paid, ended = outcome_losses(told.outcome, reward, of(batch.terminal), config.positive_weight)
     later = batch.seen[:, 1:]
     inverse = inverse_loss(world, far[:, 1:].flatten(0, 1), batch.action[:, :-1].flatten(0, 1)) * later.flatten()
     m = len(told.looked)
@@ -284,7 +281,7 @@ def context_loss_of(
         "kl": divergence.sum() / size,
         "motion": motion / size,
         "whole": whole.sum() / size,
-        "reward": ((paid + sized) * happened).sum() / size,
+        "reward": (paid * happened).sum() / size,
         "terminal": (ended * happened).sum() / size,
         "inverse": (inverse.sum() + own.sum()) / size,
         **start_losses(world, far[:, 0].detach(), frames[:, :2], batch.state_before, loss, draws.latent_BZ, length),

@@ -4,6 +4,9 @@ While a world learns, its frames are nearly all of its loss, and it meets a rewa
 many.  Afterwards it stays as it is, and only what it reads rewards and endings from (``ContextWorld.outcome_head``)
 goes on learning: from modal rollouts of the recorded actions, begun at recorded frames, so that it learns what these
 look like in the world's own frames.  What such a rollout shows it is stored, so that every transition is met often.
+
+Most endings of most games are of one kind, and rollouts from anywhere meet few of the others.  So further rollouts lead
+to an ending each; only that is learned from them, and all endings together count as often as those met from anywhere.
 """
 
 from __future__ import annotations
@@ -17,12 +20,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from core.roll import one_hot
 from core.training import learning_rate
 from generative.context import ContextWorld
-from generative.context_loss import weighted
+from generative.context_loss import outcome_losses
 from generative.losses import Batch
 
 AT_ONCE = 256  # transitions a gradient step
@@ -37,8 +39,11 @@ class OutcomeConfig:
     outcome_windows: int = 0
     """rollouts of recorded actions from which rewards and endings are learned once more, when the rest of a context
     world is trained; 0: they are not"""
+    outcome_endings: int = 0
+    """further rollouts, at most one an episode, each of which leads to its ending: more kinds of endings"""
     outcome_steps: int = 32
-    """steps of each of these rollouts; what they show takes 12 kB a step of memory in the preset context"""
+    """steps of each of these rollouts (before an ending: up to as many); what they show takes 12 kB a step of memory in
+    the preset context"""
     outcome_passes: int = 6
     """times that every transition is met; the pass that is best on the validation's episodes is kept"""
     outcome_rate: float = 1e-3
@@ -52,6 +57,7 @@ class Known(NamedTuple):
     reward_N: Tensor
     terminal_N: Tensor  # 1: the transition ended the episode
     window_N: Tensor  # int64, number of the rollout
+    weight_N: Tensor  # as how many transitions it counts
 
     def part(self, rows: Tensor | slice) -> Known:
         """Some of the transitions."""
@@ -59,9 +65,9 @@ class Known(NamedTuple):
 
 
 @torch.no_grad()
-def known_along(world: ContextWorld, batches: Iterable[Batch]) -> Known:
+def known_along(world: ContextWorld, batches: Iterable[Batch], endings_alone: bool = False) -> Known:
     """The transitions of modal rollouts with the recorded actions, from the recorded frames that windows begin with;
-    those that were not recorded (past an episode's end) left out."""
+    those that were not recorded (past an episode's end) left out, and all but endings where asked for."""
     parts: list[Known] = []
     windows = 0
     for batch in batches:
@@ -71,18 +77,39 @@ def known_along(world: ContextWorld, batches: Iterable[Batch]) -> Known:
         windows += size
         for i in range(1, length):
             state, known = world.go_on(state, one_hot(batch.action[:, i - 1], world.spec.parts, state.d_BD))
-            on = batch.happened[:, i]
-            parts.append(Known(known[on].half(), batch.reward[on, i], batch.terminal[on, i], window[on]))
+            on = batch.happened[:, i] & (batch.terminal[:, i] > 0) if endings_alone else batch.happened[:, i]
+            reward = batch.reward[on, i]
+            parts.append(Known(known[on].half(), reward, batch.terminal[on, i], window[on], torch.ones_like(reward)))
+    return Known(*(torch.cat(x) for x in zip(*parts, strict=True)))
+
+
+def windows_to_endings(
+    steps_E: np.ndarray, episodes: np.ndarray, lead: int, most: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Windows that lead to the ends of some episodes, 1 to ``most`` transitions after their ``lead`` + 1 first
+    observations: (starts int64 [N, 2], transitions [N]), the shortest first.  steps_E: transitions of all episodes."""
+    room = np.minimum(most, steps_E[episodes] - lead)
+    episodes, room = episodes[room >= 1], room[room >= 1]
+    ahead = rng.integers(1, room + 1)
+    starts = np.stack([episodes, steps_E[episodes] - lead - ahead], 1).astype(np.int64)
+    order = np.argsort(ahead, kind="stable")
+    return starts[order], ahead[order]
+
+
+def with_endings(told: Known, endings: Known) -> Known:
+    """Transitions from anywhere and further endings: all endings together count as those from anywhere did."""
+    met, more = int((told.terminal_N > 0).sum()), len(endings.reward_N)
+    share = met / max(1, met + more)
+    weight = torch.where(told.terminal_N > 0, share * told.weight_N, told.weight_N)
+    parts = (told._replace(weight_N=weight), endings._replace(weight_N=share * endings.weight_N))
     return Known(*(torch.cat(x) for x in zip(*parts, strict=True)))
 
 
 def outcome_loss(world: ContextWorld, told: Known, weight: float) -> Tensor:
-    """What foretelling each of N transitions costs: cross-entropies of a reward and of an ending, what happens counting
-    ``weight`` times (the probabilities are not moved by it), and half the squared error of a reward's size."""
-    size, paid, ended = world.outcome_parts(told.known_NK)
-    some = (told.reward_N != 0).to(size.dtype)
-    sized = 0.5 * (size - told.reward_N).square() * some
-    return weighted(paid, some, weight) + weighted(ended, told.terminal_N.to(size.dtype), weight) + sized
+    """What foretelling each of N transitions costs, [N]: ``outcome_losses``, both together."""
+    outcome = world.outcome(told.known_NK)
+    paid, ended = outcome_losses(outcome, told.reward_N, told.terminal_N.to(outcome.size.dtype), weight)
+    return told.weight_N * (paid + ended)
 
 
 @torch.no_grad()
@@ -91,12 +118,10 @@ def cost_of(world: ContextWorld, told: Known) -> np.ndarray:
     out = []
     for part in torch.arange(len(told.reward_N)).split(4 * AT_ONCE):
         rows = told.part(part)
-        _, paid, ended = world.outcome_parts(rows.known_NK)
-        some = (rows.reward_N != 0).to(paid.dtype)
-        out.append(
-            F.binary_cross_entropy_with_logits(paid, some, reduction="none")
-            + F.binary_cross_entropy_with_logits(ended, rows.terminal_N.to(paid.dtype), reduction="none")
-        )
+        outcome = world.outcome(rows.known_NK)
+        sure = outcome._replace(size=rows.reward_N.to(outcome.size.dtype))  # what a reward's size costs left out
+        paid, ended = outcome_losses(sure, rows.reward_N, rows.terminal_N.to(outcome.size.dtype), 1.0)
+        out.append(paid + ended)
     return torch.cat(out).double().cpu().numpy()
 
 

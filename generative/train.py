@@ -19,7 +19,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,13 +52,13 @@ from core.training import (
     save_state,
 )
 from core.trees import unflatten
-from generative.context import ContextWorld
+from generative.context import ContextWorld, with_joint_outcome
 from generative.context_loss import ContextLossConfig
 from generative.courses import COURSES, Course
 from generative.fields import ERROR_UNITS, as_read
 from generative.load import load_simulator
 from generative.losses import Batch, LossConfig
-from generative.outcomes import Known, OutcomeConfig, known_along, learn_outcomes
+from generative.outcomes import Known, OutcomeConfig, known_along, learn_outcomes, windows_to_endings, with_endings
 from generative.recurrent_world import Precision
 from generative.rssm import ModelConfig
 from generative.simulator import TrainedWorld, as_module, save_simulator, simulator_of
@@ -362,7 +362,9 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
         cli.require(1, outcome_steps=learned.outcome_steps, outcome_passes=learned.outcome_passes)
         if not learned.outcome_rate > 0:
             raise UserError(f"--outcome_rate must be above 0, not {learned.outcome_rate:g}")
-    cli.require(0, outcome_windows=config.outcomes.outcome_windows)
+    cli.require(0, outcome_windows=config.outcomes.outcome_windows, outcome_endings=config.outcomes.outcome_endings)
+    if config.outcomes.outcome_endings and not config.outcomes.outcome_windows:
+        raise UserError("--outcome_endings are learned from beside --outcome_windows: give both")
     config.loss.check()
     config.context.check()
     if config.model.layout != "context" and config.context != ContextLossConfig():
@@ -399,8 +401,11 @@ def take_weights(simulator: Simulator[TrainedWorld], paths: Sequence[Path], mode
         earlier = load_simulator(path)
         if not isinstance(earlier.world, TrainedWorld):
             raise UserError(f"{path} holds a world model of a user's own, not one that train_gen_model.py made")
-        require_same_sizes(path, model, earlier.world.config, "a simulator")
+        grown = replace(earlier.world.config, joint_outcome=model.joint_outcome or earlier.world.config.joint_outcome)
+        require_same_sizes(path, model, grown, "a simulator")
         have = earlier.world.state_dict()
+        if isinstance(simulator.world, ContextWorld) and model.joint_outcome and not earlier.world.config.joint_outcome:
+            have |= with_joint_outcome(have, want)
         for name in (k for k in want if k not in have or have[k].shape != want[k].shape):
             raise UserError(f"{path} is of a world with other observations or actions, or of an agent with another "
                             f"state ({name} differs), so --begin_with cannot take its weights")  # fmt: skip
@@ -512,7 +517,7 @@ class Trainer:
         starts = self.held_out_starts = store.window_starts(initial + 1, [usable[i] for i in held_out])
         fixed = np.random.default_rng(config.seed)
         chosen = starts[spread_over_episodes(np.arange(len(starts)), starts[:, 0], config.validation_windows, fixed)]
-        self.validation = to_batch(store.read_windows(self.columns, chosen, self.length), initial, self.device)
+        self.validation = self.batch_at(chosen, self.length)
         self.validation_episode = chosen[:, 0]
         self.state_file = run.path / "training_state" / "state.pt"
         self.step, self.wall_before, self.best = 0, 0.0, float("inf")
@@ -597,18 +602,36 @@ class Trainer:
         def along(starts: np.ndarray, count: int) -> tuple[Known, np.ndarray]:
             chosen = starts[rng.choice(len(starts), min(len(starts), count), replace=False)]
             parts = np.array_split(chosen, math.ceil(len(chosen) / ROLLED))
-            read = (to_batch(self.store.read_windows(self.columns, x, length), initial, self.device) for x in parts)
+            read = (self.batch_at(x, length) for x in parts)
             told = known_along(world, track(read, "rewards and endings", len(parts)))
             return told, chosen[:, 0][told.window_N.cpu().numpy()]
 
         world.precision = Precision(self.config.optim.bf16)
         train, _ = along(self.starts, config.outcome_windows)
+        if config.outcome_endings:
+            train = with_endings(train, self.endings(world, rng))
         held_out, episode = along(self.held_out_starts, max(1, config.outcome_windows // 10))
         world.precision = Precision()
         before, after = learn_outcomes(world, train, held_out, config, self.config.context.positive_weight, rng)
         for name, cost in (("before", before), ("after", after), ("change", after - before)):
             e = bootstrap_mean(cost, episode, rng=rng)
             self.run.record(f"outcome_cost_{name}", e.value, "nats a transition", e.n, e.interval)
+
+    def endings(self, world: ContextWorld, rng: np.random.Generator) -> Known:
+        """Endings of episodes that are trained on, at the ends of rollouts of up to ``outcome_steps``."""
+        config, initial = self.config.outcomes, self.config.model.initial_frames
+        among = np.unique(self.starts[:, 0])
+        among = among[self.store.terminated[among]]
+        chosen = rng.permutation(among)[: config.outcome_endings]
+        starts, ahead = windows_to_endings(self.store.steps, chosen, initial - 1, config.outcome_steps, rng)
+        parts = [slice(i, i + ROLLED) for i in range(0, len(starts), ROLLED)]
+        read = (self.batch_at(starts[part], initial + int(ahead[part].max())) for part in parts)
+        return known_along(world, track(read, "endings", len(parts)), endings_alone=True)
+
+    def batch_at(self, starts: np.ndarray, length: int) -> Batch:
+        """Windows of ``length`` observations at starts int64 [N, 2]."""
+        window = self.store.read_windows(self.columns, starts, length)
+        return to_batch(window, self.config.model.initial_frames, self.device)
 
     def stop(self, why: str) -> None:
         """Give up, saying what is left."""

@@ -19,9 +19,9 @@ Operators   and or not, < <= > >= == != in, not in, + - *, numbers
 
 Names of actions that do the same in the world (EnvSpec.same_actions) mean all of them.
 
-In a simulator an ending has a chance, and so has a reward where the world tells it (Shown.paid_B): an event that reads
-them has the chance that it holds, the two independent given the world's state.  Of a world that foretells a mean reward
-alone that mean is compared, and so is what an event reads of earlier steps.
+In a simulator an ending has a chance, and so has a reward where the world tells it (Shown.paid_B2): an event that reads
+them has the chance that it holds.  Of a world that foretells a mean reward alone that mean is compared, and so is what
+an event reads of earlier steps.
 
 At step 0, that of the change, value, logits, directions and action follow from the agent's weights alone, in both
 worlds alike: an event that asks the world says ``step > 0 and ...``.  (Reward and endings of step 0 are the world's.)
@@ -66,7 +66,8 @@ class Rows:
     parts: tuple[int, ...] = ()  # choices of each part of an action, where there are several
     truth: Mapping[str, Tensor] = field(default_factory=dict)  # [R, T] each, NaN where there is no such thing
     truncated_RT: Tensor | None = None  # 0 or 1; None: never, as in a simulator
-    paid_RT: Tensor | None = None  # the chance of a reward at all, of which reward_RT is the mean; None: it is known
+    # The chance of a reward at all where the episode [goes on, ends]; reward_RT is the mean.  None: it is known.
+    paid_RT2: Tensor | None = None
 
     def __getitem__(self, part: slice) -> Rows:
         """Some of the steps."""
@@ -94,14 +95,20 @@ class Event:
         return self.reads <= {"action", "reward", *ENDINGS, "step"}
 
     def __call__(self, rows: Rows) -> Tensor:
-        if rows.paid_RT is None or self.looks_back or not self.reads & {"reward", "ended"}:
-            return self.holds(rows)
-        paid, none, ends = rows.paid_RT, torch.zeros_like(rows.reward_RT), rows.ended_RT
+        return self._where(rows, rows.ended_RT)
+
+    def _where(self, rows: Rows, ends: Tensor) -> Tensor:
+        """The same where the transitions end the episode with these chances [R, T]."""
+        if rows.paid_RT2 is None or self.looks_back or not self.reads & {"reward", "ended"}:
+            return self.holds(replace(rows, ended_RT=ends))
+        none = torch.zeros_like(rows.reward_RT)
+        paid_on, paid_end = rows.paid_RT2.unbind(-1)
+        paid = (1 - rows.ended_RT) * paid_on + rows.ended_RT * paid_end
         size = torch.where(paid > 0, rows.reward_RT / paid.clamp(min=torch.finfo(paid.dtype).tiny), rows.reward_RT)
         out = none
-        for of_reward, reward in ((paid, size), (1 - paid, none)):
-            for of_end, ended in ((ends, torch.ones_like(ends)), (1 - ends, torch.zeros_like(ends))):
-                out = out + of_reward * of_end * self.holds(replace(rows, reward_RT=reward, ended_RT=ended))
+        for of_end, ended, chance in ((1 - ends, none, paid_on), (ends, torch.ones_like(ends), paid_end)):
+            for of_reward, reward in ((chance, size), (1 - chance, none)):
+                out = out + of_end * of_reward * self.holds(replace(rows, reward_RT=reward, ended_RT=ended))
         return out
 
     def rate(self, rows: Rows, weight_RT: Tensor) -> Tensor:
@@ -112,7 +119,7 @@ class Event:
         """Whether it happens at all [R]: the chance that the episode still goes on when it first does."""
         on_RT = self(rows)
         # That it has not happened yet is asked of episodes that went on.
-        past_RT = self(replace(rows, ended_RT=torch.zeros_like(rows.ended_RT))) if "ended" in self.reads else on_RT
+        past_RT = self._where(rows, torch.zeros_like(rows.ended_RT))
         not_yet_RT = torch.cat([torch.ones_like(on_RT[:, :1]), (1 - past_RT[:, :-1]).cumprod(1)], 1)
         return (weight_RT * on_RT * not_yet_RT).sum(1)
 

@@ -160,16 +160,19 @@ def test_in_a_simulator_an_event_has_the_chance_that_its_outcomes_give_it(text: 
     value = torch.arange(float(steps))[None]
     one = torch.zeros(1, steps, 5)
     event = parse_event("it", text, ACTIONS, 0)
-    foretold = Rows(value, 10 * paid, ends, one, one, one[..., :0], paid_RT=paid)
+    paid_2 = torch.stack([paid, paid + 0.5], -1)  # where it ends, a reward is likelier
+    mean = 10 * ((1 - ends) * paid_2[..., 0] + ends * paid_2[..., 1])
+    foretold = Rows(value, mean, ends, one, one, one[..., :0], paid_RT2=paid_2)
     alive = torch.cat([torch.ones(1, 1), (1 - ends[:, :-1]).cumprod(1)], 1)
-    got, over = (torch.rand(draws, steps, generator=generator) < chance for chance in (paid, ends))
+    over = torch.rand(draws, steps, generator=generator) < ends
+    got = torch.rand(draws, steps, generator=generator) < torch.where(over, paid_2[..., 1], paid_2[..., 0])
     many = one.expand(draws, -1, -1)
     drawn = Rows(value.expand(draws, -1), 10.0 * got, over.float(), many, many, many[..., :0])
     on = torch.cat([torch.ones(draws, 1), (1 - over[:, :-1].float()).cumprod(1)], 1)
     for said, seen in ((event.rate(foretold, alive), event.rate(drawn, on)),
                        (event.happens(foretold, alive), event.happens(drawn, on))):  # fmt: skip
         assert float(said) == pytest.approx(float(seen.mean()), abs=0.01), text
-    known = replace(drawn, paid_RT=torch.ones_like(drawn.reward_RT))  # a world that knows its rewards says the same
+    known = replace(drawn, paid_RT2=torch.ones(draws, steps, 2))  # a world that knows its rewards says the same
     assert torch.equal(event(known), event(drawn))
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from core.roll import one_hot
-from generative.outcomes import Known, OutcomeConfig, cost_of, known_along, learn_outcomes
-from tests.unit.test_context import L, a_batch, context
+from generative.context import with_joint_outcome
+from generative.outcomes import (
+    Known,
+    OutcomeConfig,
+    cost_of,
+    known_along,
+    learn_outcomes,
+    windows_to_endings,
+    with_endings,
+)
+from generative.simulator import simulator_of
+from tests.unit.test_context import TINY, L, a_batch, context
 
 CONFIG = OutcomeConfig(outcome_windows=2, outcome_steps=5, outcome_passes=4, outcome_rate=3e-3)
 
@@ -26,9 +38,9 @@ def test_transitions_are_those_that_were_recorded_each_from_the_worlds_own_frame
             acted = one_hot(batch.action[:, i - 1], world.spec.parts, state.d_BD)
             state, shown = world.step(state, acted)
             of_2 = told.part((told.window_N == 2).nonzero()[i - 1])  # goes on to the window's end
-            reward, ended = world.outcome(of_2.known_NK)
-            assert torch.allclose(reward, shown.reward_B[2:], atol=1e-2)
-            assert torch.allclose(torch.sigmoid(ended), shown.ending_B[2:], atol=1e-2)
+            outcome = world.outcome(of_2.known_NK)
+            assert torch.allclose(outcome.reward, shown.reward_B[2:], atol=1e-2)
+            assert torch.allclose(torch.sigmoid(outcome.ended), shown.ending_B[2:], atol=1e-2)
 
 
 def transitions(count: int, seed: int, size: int) -> Known:
@@ -37,7 +49,7 @@ def transitions(count: int, seed: int, size: int) -> Known:
     known = torch.from_numpy(rng.normal(0, 1, (count, size))).half()
     paid, ended = known[:, :64].float().mean(1), known[:, 64:128].float().mean(1)
     paid, ended = paid > paid.quantile(0.9), ended > ended.quantile(0.9)
-    return Known(known, 10 * paid.float(), ended.float(), torch.arange(count))
+    return Known(known, 10 * paid.float(), ended.float(), torch.arange(count), torch.ones(count))
 
 
 def test_only_the_outcomes_are_learned_and_they_get_better() -> None:
@@ -59,8 +71,56 @@ def test_where_nothing_can_be_learned_the_head_stays_as_it_was() -> None:
     train = transitions(1_000, 1, size)
     held_out = train._replace(reward_N=10.0 - train.reward_N, terminal_N=1 - train.terminal_N)
     with torch.no_grad():  # it begins by believing the held-out ones
-        world.outcome_head[-1][-1].bias.copy_(torch.tensor([0.0, 1.8, 1.8]))  # type: ignore[union-attr,index,operator]
+        world.outcome_head[-1][-1].bias.copy_(torch.tensor([0.0, 1.8, 1.8, 1.8]))  # type: ignore[union-attr,index,operator]
     was = {k: x.clone() for k, x in world.outcome_head.state_dict().items()}
     before, after = learn_outcomes(world, train, held_out, CONFIG, 20.0, np.random.default_rng(0))
     assert np.array_equal(before, after)
     assert all(torch.equal(x, was[k]) for k, x in world.outcome_head.state_dict().items())
+
+
+def test_rewards_that_come_with_endings_alone_are_no_deaths_and_no_rewards_by_the_way() -> None:
+    """A tenth of the transitions end the episode and pay, a tenth end it and do not: of the former a world that held
+    reward and ending to be independent foretold a death in a quarter of cases, where it was sure of both to .5."""
+    world = context(dtype=torch.float32).world.eval().requires_grad_(False)
+    size = next(p for p in world.outcome_head.parameters()).shape[1] * 64
+
+    def told(seed: int, count: int) -> Known:
+        known = torch.from_numpy(np.random.default_rng(seed).normal(0, 1, (count, size))).half()
+        kind = torch.arange(count) % 10  # 0 or 1: one and the same place; half of these endings pay
+        known[kind < 2, :64] += 2
+        return Known(known, 10.0 * (kind == 0), (kind < 2).float(), torch.arange(count), torch.ones(count))
+
+    longer = replace(CONFIG, outcome_passes=40)
+    learn_outcomes(world, told(1, 2_000), held := told(2, 500), longer, 20.0, np.random.default_rng(0))
+    outcome = world.outcome(held.known_NK)
+    ends, (on, end) = torch.sigmoid(outcome.ended), outcome.paid_N2.unbind(-1)
+    there = held.terminal_N > 0
+    assert ends[there].mean() > 0.5 > 0.1 > ends[~there].mean() and 0.35 < end[there].mean() < 0.65
+    assert (on * (1 - ends))[there].mean() < 0.05  # paid, and goes on: never seen
+
+
+def test_a_world_without_a_joint_outcome_goes_on_as_one_with_it_and_foretells_the_same() -> None:
+    torch.manual_seed(0)
+    agent = context().agent
+    apart, joint = (simulator_of(replace(TINY, joint_outcome=x), agent).world for x in (False, True))
+    want = joint.state_dict()
+    have = apart.state_dict()
+    joint.load_state_dict({**have, **with_joint_outcome(have, want)})
+    known = torch.randn(5, next(p for p in apart.outcome_head.parameters()).shape[1] * 64)
+    one, other = apart.outcome(known), joint.outcome(known)
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(one.reward, one.size * torch.sigmoid(one.paid_on))
+
+
+def test_windows_to_endings_end_there_and_further_endings_count_as_those_met_from_anywhere() -> None:
+    steps = np.array([3, 40, 2, 9])
+    starts, ahead = windows_to_endings(steps, np.array([0, 1, 2, 3]), 2, 32, np.random.default_rng(0))
+    assert starts[:, 0].tolist() != [0, 1, 2, 3] or ahead.tolist() == sorted(ahead.tolist())
+    assert set(starts[:, 0]) == {0, 1, 3}  # two transitions are none after three observations
+    assert np.array_equal(starts[:, 1] + 2 + ahead, steps[starts[:, 0]]) and (np.diff(ahead) >= 0).all()
+    anywhere, further = transitions(100, 1, 128), transitions(100, 2, 128)
+    further = further.part(further.terminal_N > 0)
+    both = with_endings(anywhere, further)
+    ends = both.terminal_N > 0
+    assert len(both.reward_N) == 110 and both.weight_N[ends].sum() == 10 and (both.weight_N[~ends] == 1).all()

@@ -153,7 +153,9 @@ def draw_calibration(result: Result, path: Path) -> None:
     events = list(dict.fromkeys(r["event"] for r in lines))
     figure = figure_of(4.2 * max(1, len(events)), 3.9)
     axes = figure.subplots(1, max(1, len(events)), squeeze=False)[0]
-    titles = {"reward": "A reward follows", "terminal": "The episode ends"}
+    titles = {
+        "reward": "A reward follows", "terminal": "The episode ends", "unpaid_ending": "It ends without a reward",
+    }  # fmt: skip
     for ax, event in zip(axes, events, strict=True):
         ax.plot([0, 1], [0, 1], color=REAL, ls="-.", lw=1, label="right forecasts")
         for kind, colour, shift in (("free-running", SIMULATED, -0.008), ("teacher-forced", FORCED, 0.008)):

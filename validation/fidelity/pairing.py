@@ -38,6 +38,7 @@ class Side(NamedTuple):
     action: np.ndarray  # int64 [B, K+1]
     reward: np.ndarray  # [B, K]
     terminal: np.ndarray  # [B, K], real: 0 or 1, simulated: probability
+    unpaid: np.ndarray  # [B, K], the same of endings without a reward; NaN where the world does not tell
 
 
 class Batch(NamedTuple):
@@ -210,9 +211,12 @@ def pair(
             guesses["forced"] = runs["forced"].obs[name].cpu().numpy()
         part: dict[str, Any] = {"seen": w["seen"], "acted": w["acted"][:, :horizon]}
         part |= _compared(real, guesses, {"copy": real[:, :1], "mean": mean.astype(np.float32)})
-        part |= {f"real/{k}": w[k][:, :horizon] if k in ("reward", "terminal") else w[k] for k in Side._fields}
+        w["unpaid"] = w["terminal"].astype(bool) & (w["reward"] == 0)
+        ahead = ("reward", "terminal", "unpaid")
+        part |= {f"real/{k}": w[k][:, :horizon] if k in ahead else w[k] for k in Side._fields}
         for kind, run in runs.items():
-            part |= {f"{kind}/{k}": getattr(run, k).cpu().numpy() for k in Side._fields}
+            told = run if run.unpaid is not None else run._replace(unpaid=torch.full_like(run.terminal, torch.nan))
+            part |= {f"{kind}/{k}": getattr(told, k).cpu().numpy() for k in Side._fields}
         shown = [i - first for i in display if first <= i < first + len(some)]
         batch_of = Batch(obs, initial, action, w["seen"], state, beginning, runs["free"], real, guesses)
         for rung, chance in zip(rungs, drawn[number], strict=True):

@@ -44,6 +44,7 @@ SCORECARD = {  # measure: in words
     "gradient_sign_action_through_world": "sign, straight-through against finite differences",
     "reward_average_precision": "rewards foretold, average precision",
     "terminal_average_precision": "endings foretold, average precision",
+    "unpaid_ending_average_precision": "endings without a reward foretold, average precision",
     "reward_calibration_error": "rewards foretold, calibration",
     "terminal_calibration_error": "endings foretold, calibration",
     "dreams_alive": "dreams still alive",

@@ -140,21 +140,35 @@ def sole_reward(p: Paired) -> float | None:
 
 
 def forecasts(p: Paired, side: Side) -> dict[str, np.ndarray]:
-    """Foretold probabilities [B, K] of a reward and of the end.
+    """Foretold probabilities [B, K] of a reward, of the end, and of an end without a reward where the world tells it.
 
     A reward head that is trained on squared error foretells the mean, and that over the size of a reward
     is its probability, where there is one size only.
     """
     out = {"terminal": side.terminal.astype(np.float64)}
+    if not np.isnan(side.unpaid).any():
+        out["unpaid_ending"] = side.unpaid.astype(np.float64)
     size = sole_reward(p)
     return out if size is None else {"reward": (side.reward.astype(np.float64) / size).clip(0, 1), **out}
 
 
+def real_events(p: Paired) -> dict[str, np.ndarray]:
+    """What happened at the transitions, bool [B, K] each."""
+    return {
+        "reward": p.real.reward > 0, "terminal": p.real.terminal.astype(bool),
+        "unpaid_ending": p.real.unpaid.astype(bool),
+    }  # fmt: skip
+
+
+NEVER = {"reward": "no reward", "terminal": "no ending", "unpaid_ending": "no ending without a reward"}
+
+
 def event_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
     """Rewards and endings foretold; all horizons pooled and in three stretches."""
-    events = {"reward": p.real.reward > 0, "terminal": p.real.terminal.astype(bool)}
+    events = real_events(p)
     for suffix, side in p.modes().items():
-        scores, probabilities = {"reward": side.reward, "terminal": side.terminal}, forecasts(p, side)
+        probabilities = forecasts(p, side)
+        scores = probabilities | {"reward": side.reward, "terminal": side.terminal}
         for upto, a, b in stretches(p.acted.shape[1]):
             on = p.acted[:, a:b]
             if not on.any():
@@ -164,7 +178,7 @@ def event_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
                 event = events[name][:, a:b][on]
                 estimate = precision_estimate(score[:, a:b][on], event, episode, rng)
                 measure = f"{name}_average_precision{suffix}"
-                never = f"no {'reward' if name == 'reward' else 'ending'} in these windows"
+                never = f"{NEVER[name]} in these windows"
                 yield row(measure, upto, estimate, "1", floor=1.0, mean=float(event.mean()), reason=never)
             for name, probability in probabilities.items():
                 event, chance = events[name][:, a:b][on], probability[:, a:b][on]
@@ -180,7 +194,7 @@ def event_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
 
 def calibration_rows(p: Paired) -> Iterator[Row]:
     """The reliability table: a line an event, kind of simulation and bin of forecasts."""
-    events = {"reward": p.real.reward > 0, "terminal": p.real.terminal.astype(bool)}
+    events = real_events(p)
     episode = np.broadcast_to(p.episode[:, None], p.acted.shape)[p.acted]
     for suffix, side in p.modes().items():
         for name, probability in forecasts(p, side).items():

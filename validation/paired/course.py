@@ -33,7 +33,7 @@ class Course(NamedTuple):
     ended_RT: Tensor | None = None  # [R, T-1], 0 or 1 (simulated: probability)
     told_RTM: Tensor | None = None  # the truth columns that events read (``Measures.truths``), where a world tells them
     truncated_RT: Tensor | None = None  # [R, T-1], 0 or 1: ended at a time limit
-    paid_RT: Tensor | None = None  # [R, T-1], chance of a reward at all; None: rewards are known
+    paid_RT2: Tensor | None = None  # [R, T-1, 2], chance of a reward where it [goes on, ends]; None: rewards are known
 
 
 JUMPS = ("up", "upleft", "upright")
@@ -150,7 +150,7 @@ def rows_of(course: Course, measures: Measures) -> Rows:
     return Rows(
         course.value_RT[:, now], course.reward_RT, course.ended_RT, course.action_RTA[:, now],
         course.logits_RTA[:, now], (course.h_RTH[..., :0] if basis is None else basis.project(course.h_RTH))[:, now],
-        measures.parts, truth, course.truncated_RT, course.paid_RT,
+        measures.parts, truth, course.truncated_RT, course.paid_RT2,
     )  # fmt: skip
 
 
@@ -234,13 +234,19 @@ def course_of(
     goes_on = torch.cat([torch.ones_like(value[:, :1]), 1 - ends], 1).cumprod(1)
     told = logits[..., :0] if told is None else told
     truncated = torch.zeros_like(ends) if truncated is None else truncated  # never, in a simulator
-    paid = torch.ones_like(reward) if paid is None else paid  # rewards are known
+    paid = known_rewards(reward) if paid is None else paid
     return Course(logits, value, reward, goes_on, h, one_hot, ends, told, truncated, paid)
 
 
+def known_rewards(reward: Tensor) -> Tensor:
+    """The chance of a reward at all where the episode [goes on, ends], [..., 2], where rewards are known: 1, also of a
+    reward of 0."""
+    return reward.new_ones(*reward.shape, 2)
+
+
 def paid_in(shown: Shown) -> Tensor:
-    """The chance of a reward at all, [B]; 1 where the reward is known, which may be 0."""
-    return torch.ones_like(shown.reward_B) if shown.paid_B is None else shown.paid_B
+    """That chance in what a world shows, [B, 2]."""
+    return known_rewards(shown.reward_B) if shown.paid_B2 is None else shown.paid_B2
 
 
 def course_along(moments: Sequence[Moment]) -> Course:

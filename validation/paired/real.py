@@ -16,7 +16,7 @@ from core import ranks
 from core.contracts import Intervention, Step, VecEnv
 from core.roll import choose, decide, one_hot
 from core.trees import where
-from validation.paired.course import Course, course_of
+from validation.paired.course import Course, course_of, known_rewards
 from validation.paired.starts import Starts
 from validation.paired.tree import Paired, Places, together
 
@@ -37,8 +37,7 @@ class RealWorld(Paired):
         told = none[:, None][:, :0]
         if self.measures.truths:
             told = self.told(self.env.restore(self.starts.states))
-        known = torch.ones_like(none)
-        return Places(list(self.starts.states), self.agent.encode(last), none, known, none, none, told)
+        return Places(list(self.starts.states), self.agent.encode(last), none, known_rewards(none), none, none, told)
 
     def told(self, step: Step) -> Tensor:
         """The truth columns that are asked for, [B, M]."""
@@ -65,8 +64,8 @@ class RealWorld(Paired):
             left = env.snapshot()
             after = [None if end else state for state, end in zip(left, over, strict=False)]
             seen = {k: torch.from_numpy(v[:count]).to(like.device) for k, v in self.observed(now, left, env).items()}
-            known = torch.ones_like(reward)
-            return Places(after, self.agent.encode(seen), reward, known, ends, truncated, self.told(now)[:count])
+            paid = known_rewards(reward)
+            return Places(after, self.agent.encode(seen), reward, paid, ends, truncated, self.told(now)[:count])
 
         return together([self.as_here(found) for found in ranks.each(range(0, len(states), slots), branch)])
 

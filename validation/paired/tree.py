@@ -35,7 +35,7 @@ class Places(NamedTuple):
     states: list[Any]  # to go on from; None: the episode is over
     seen: Tree  # what the agent makes of what it sees there, [B, ...]
     reward_B: Tensor  # of the transition that led there
-    paid_B: Tensor  # the chance that there was one at all, of which reward_B is the mean (1: it is known)
+    paid_B2: Tensor  # the chance that there was one at all where the episode [goes on, ends] (1: it is known)
     terminal_B: Tensor  # probability that it ended the episode (real: 0 or 1)
     truncated_B: Tensor  # 1: it ended it at a time limit
     told_BM: Tensor  # the truth columns that events read, where the world tells them
@@ -214,7 +214,7 @@ class Paired:
                 action_BA = choose(said.logits_BA, self.agent.spec.parts, draw.action_BA)[1]
             kept.append((said.logits_BA, said.value_B, *moment.shown[1:4], said.h_BH, action_BA))
         logits, value, reward, terminal, told, h, action_RTA = (torch.stack(x, 1) for x in zip(*kept, strict=True))
-        truncated, paid, told = told[:, 1:, 0], told[:, 1:, 1], told[..., 2:]
+        truncated, paid, told = told[:, 1:, 0], told[:, 1:, 1:3], told[..., 3:]
         return course_of(logits, value, reward[:, 1:], terminal[:, 1:], h, action_RTA, told, truncated, paid)
 
     def measure(
@@ -270,7 +270,7 @@ class Nodes:
 
     def _show(self, t: int, node_R: Tensor) -> tuple[Tensor, Shown]:
         state, places = torch.stack([node_R, torch.full_like(node_R, t)], 1), self.levels[t].places
-        more = torch.cat([places.truncated_B[:, None], places.paid_B[:, None], places.told_BM], 1)
+        more = torch.cat([places.truncated_B[:, None], places.paid_B2, places.told_BM], 1)
         return state, Shown({"place": state}, places.reward_B[node_R], places.terminal_B[node_R], more[node_R])
 
 
