@@ -321,16 +321,21 @@ class Trajectory(NamedTuple):
     action: Tensor  # [B, T+1] int64 (several parts: [B, T+1, parts])
     reward: Tensor  # [B, T]
     terminal: Tensor  # [B, T]
+    paid: Tensor  # [B, T, 2], ``paid_in``
     alive: Tensor  # [B, T+1] bool
     state: Tensor  # [B, T+1, S], the agent's whole state, flat
     world: Tree  # the world's state, [B, T+1, ...] each
-    unpaid: Tensor | None = None  # [B, T], chance of an ending without a reward; None: the world does not tell
 
 
-def unpaid_ending(moment: Moment) -> Tensor:
-    """The chance that the transition ends the episode without a reward, [B], where the world tells it."""
-    assert moment.shown.paid_B2 is not None
-    return moment.shown.ending_B * (1 - moment.shown.paid_B2[:, 1])
+def known_rewards(reward: Tensor) -> Tensor:
+    """The chance of a reward at all where the episode [goes on, ends], [..., 2], where rewards are known: 1, also of a
+    reward of 0."""
+    return reward.new_ones(*reward.shape, 2)
+
+
+def paid_in(shown: Shown) -> Tensor:
+    """That chance in what a world shows, [B, 2]; of one that tells a mean reward alone, 1."""
+    return known_rewards(shown.reward_B) if shown.paid_B2 is None else shown.paid_B2
 
 
 def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
@@ -339,11 +344,9 @@ def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
     def stack(read: Callable[[Moment], Tensor], first: int = 0) -> Tensor:
         found = [read(m) for m in moments[first:]]
         like = read(moments[0])
-        return torch.stack(found, 1) if found else like.new_zeros(len(like), 0)
+        return torch.stack(found, 1) if found else like.new_zeros(len(like), 0, *like.shape[1:])
 
-    told = all(m.shown.paid_B2 is not None for m in moments[1:])
     return Trajectory(
-        unpaid=stack(unpaid_ending, 1) if told else None,
         obs={k: stack(lambda m, k=k: m.shown.obs[k]) for k in moments[0].shown.obs},  # type: ignore[misc]
         d=stack(lambda m: m.shown.features_BD),
         h=stack(lambda m: m.h_BH),
@@ -352,6 +355,7 @@ def trajectory_of(moments: Sequence[Moment]) -> Trajectory:
         action=stack(lambda m: m.action),
         reward=stack(lambda m: m.shown.reward_B, 1),
         terminal=stack(lambda m: m.shown.ending_B, 1),
+        paid=stack(lambda m: paid_in(m.shown), 1),
         alive=stack(lambda m: m.alive_B),
         state=stack(lambda m: flatten(m.acted.state)),
         world=each(lambda *x: torch.stack(x, 1), *(m.world for m in moments)),

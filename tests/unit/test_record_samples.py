@@ -161,6 +161,7 @@ def test_an_ended_sample_is_cut_where_it_ended() -> None:
         action=t.long().expand(3, 5),
         reward=10 + t[:4].expand(3, 4),
         terminal=torch.zeros(3, 4),
+        paid=torch.ones(3, 4, 2),
         alive=alive,
         state=t.expand(3, 5)[..., None],
         world=t.expand(3, 5)[..., None],

@@ -126,7 +126,18 @@ def some_trajectory(batch: int = 3) -> Trajectory:
     action = torch.randint(0, 3, (batch, 5), generator=g)
     p = draw(4).sigmoid()
     out = Trajectory(
-        {"x": draw(5, 8)}, draw(5, 8), draw(5, 8), draw(5, 3), draw(5), action, draw(4), p, alive, draw(5, 0), ()
+        {"x": draw(5, 8)},
+        draw(5, 8),
+        draw(5, 8),
+        draw(5, 3),
+        draw(5),
+        action,
+        draw(4),
+        p,
+        draw(4, 2),
+        alive,
+        draw(5, 0),
+        (),
     )
     return out._replace(state=out.h)
 

@@ -215,8 +215,8 @@ def pair(
         ahead = ("reward", "terminal", "unpaid")
         part |= {f"real/{k}": w[k][:, :horizon] if k in ahead else w[k] for k in Side._fields}
         for kind, run in runs.items():
-            told = run if run.unpaid is not None else run._replace(unpaid=torch.full_like(run.terminal, torch.nan))
-            part |= {f"{kind}/{k}": getattr(told, k).cpu().numpy() for k in Side._fields}
+            part |= {f"{kind}/{k}": getattr(run, k).cpu().numpy() for k in Side._fields if k != "unpaid"}
+            part[f"{kind}/unpaid"] = _unpaid(run).cpu().numpy()
         shown = [i - first for i in display if first <= i < first + len(some)]
         batch_of = Batch(obs, initial, action, w["seen"], state, beginning, runs["free"], real, guesses)
         for rung, chance in zip(rungs, drawn[number], strict=True):
@@ -233,6 +233,13 @@ def pair(
     kinds = {k.partition("/")[0] for k in parts[0]} & {"real", "free", "forced", "dreamed"}
     by_itself = np.array([greedy or not explores(episodes[int(e)].meta) for e in starts[:, 0]])
     return _together(parts, starts, by_itself, display, sorted(kinds))
+
+
+def _unpaid(run: Trajectory) -> Tensor:
+    """The chance that a transition ends the episode without a reward, [B, K]; NaN where the world tells a mean reward
+    alone."""
+    told = bool((run.paid != 1).any())
+    return run.terminal * (1 - run.paid[..., 1]) if told else torch.full_like(run.terminal, torch.nan)
 
 
 def _luck(simulator: Simulator[Any], size: int, steps: int, generator: torch.Generator, greedy: bool) -> list[Noise]:

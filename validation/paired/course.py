@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from analysis.shared.events import Event, Rows
-from core.contracts import EnvSpec, Shown
+from core.contracts import EnvSpec
 from core.directions import Basis
-from core.roll import Moment, probabilities
+from core.roll import Moment, known_rewards, paid_in, probabilities
 from envs.procgen import ACTION_NAMES, JUMPING
 
 
@@ -236,17 +236,6 @@ def course_of(
     truncated = torch.zeros_like(ends) if truncated is None else truncated  # never, in a simulator
     paid = known_rewards(reward) if paid is None else paid
     return Course(logits, value, reward, goes_on, h, one_hot, ends, told, truncated, paid)
-
-
-def known_rewards(reward: Tensor) -> Tensor:
-    """The chance of a reward at all where the episode [goes on, ends], [..., 2], where rewards are known: 1, also of a
-    reward of 0."""
-    return reward.new_ones(*reward.shape, 2)
-
-
-def paid_in(shown: Shown) -> Tensor:
-    """That chance in what a world shows, [B, 2]."""
-    return known_rewards(shown.reward_B) if shown.paid_B2 is None else shown.paid_B2
 
 
 def course_along(moments: Sequence[Moment]) -> Course:

@@ -14,9 +14,9 @@ from agents.play import tensors
 from analysis.shared.truths import told_by
 from core import ranks
 from core.contracts import Intervention, Step, VecEnv
-from core.roll import choose, decide, one_hot
+from core.roll import choose, decide, known_rewards, one_hot
 from core.trees import where
-from validation.paired.course import Course, course_of, known_rewards
+from validation.paired.course import Course, course_of
 from validation.paired.starts import Starts
 from validation.paired.tree import Paired, Places, together
 

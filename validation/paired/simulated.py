@@ -14,10 +14,10 @@ from analysis.shared.gradients import row_gradients
 from core import ranks
 from core.contracts import Intervention, Shown, World
 from core.progress import bar
-from core.roll import Moment, index_of, joined_starts, one_hot, roll, starts_at
+from core.roll import Moment, index_of, joined_starts, one_hot, paid_in, roll, starts_at
 from core.trees import Tree, joined, rows_of
 from validation.hypotheses.changes import AddSteps
-from validation.paired.course import Course, course_along, is_late, paid_in, quantities, still_on
+from validation.paired.course import Course, course_along, is_late, quantities, still_on
 from validation.paired.tree import Paired, Places, together
 
 # Rows simulated at once.  On a CPU as many take as long in blocks of 32, which several processes can share; a GPU waits
