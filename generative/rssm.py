@@ -56,9 +56,9 @@ class ModelConfig:
     """context: measured motions of the whole frame, of the last steps, from which the next one is read; 1 or 2"""
     trunk_blocks: int = 4
     """context: residual blocks of the network that paints a frame; every other one hears the mean over all cells"""
-    joint_outcome: bool = True
-    """context: the chance of a reward is another one where the episode ends than where it goes on; of simulators that
-    were trained before there was a choice: the same"""
+    joint_outcome: bool = False
+    """context: the chance of a reward is another one where the episode ends than where it goes on (else the same, so
+    that a reward which ends the episode is foretold as an ending without one, too)"""
 
     def __post_init__(self) -> None:
         if self.motions not in (1, 2):

@@ -182,8 +182,7 @@ def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = W
     ):
         raise UserError(f"{path / 'simulator.json'} is not the description of a simulator; copy or train it again")
     agent = _agent_of(path, about)
-    before = {"joint_outcome": False}  # of simulators that do not say
-    simulator = simulator_of(from_json(ModelConfig, before | about["model"]), agent)
+    simulator = simulator_of(from_json(ModelConfig, about["model"]), agent)
     load_weights(as_module(simulator, with_agent=BESIDE not in about), path, name)
     as_module(simulator).to(device).eval().requires_grad_(False)
     return simulator

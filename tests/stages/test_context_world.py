@@ -91,7 +91,7 @@ def test_outcomes_are_learned_once_more_and_what_that_changed_is_recorded(
     pipeline: Path, trained: Path, tmp_path: Path
 ) -> None:
     feedback = ["--feedback", "1", "2", "--feedback_shares", "0.5", "0.5"]
-    more = ["--outcome_windows", "12", "--outcome_steps", "4", "--outcome_passes", "2"]
+    more = ["--outcome_windows", "12", "--outcome_steps", "4", "--outcome_passes", "2", "--outcome_endings", "3"]
     train.main(train_config(pipeline, tmp_path / "s", *feedback, *more))
     assert artefacts.verify(tmp_path / "s") == []
     metrics = artefacts.read_manifest(tmp_path / "s")["metrics"]
@@ -108,6 +108,7 @@ def test_outcomes_are_learned_once_more_and_what_that_changed_is_recorded(
         (("--outcome_windows", "12", "--layout", "grid"), "--outcome_windows 12 is of --layout context, not of grid"),
         (("--outcome_windows", "1"), "--outcome_windows must be at least 2"),
         (("--outcome_windows", "12", "--outcome_rate", "0"), "--outcome_rate must be above 0, not 0"),
+        (("--outcome_endings", "3"), "--outcome_endings are learned from beside --outcome_windows: give both"),
     ],
 )
 def test_outcomes_that_cannot_be_learned_are_refused(
@@ -123,3 +124,17 @@ def test_the_trained_precision_does_not_change_what_is_loaded(trained: Path) -> 
     world = load_simulator(trained).world
     z = torch.zeros(1, world.latent_size)
     assert world.start(z)[1].obs["frames"].dtype == torch.float32 and not world.precision.bf16
+
+
+def test_a_simulator_goes_on_with_a_joint_outcome_and_not_back(pipeline: Path, trained: Path, tmp_path: Path) -> None:
+    still = ["--begin_with", str(trained), "--learning_rate", "0", "--updates", "1"]
+    train.main(train_config(pipeline, tmp_path / "joint", "--joint_outcome", *still))
+    one, other = (load_simulator(x).world for x in (trained, tmp_path / "joint"))
+    z = torch.zeros(2, one.latent_size)
+    acted = torch.eye(15)[:2]
+    was, now = (world.step(world.start(z)[0], acted)[1] for world in (one, other))
+    for name in ("reward_B", "ending_B", "features_BD", "paid_B2"):
+        torch.testing.assert_close(getattr(was, name), getattr(now, name))
+    back = ["--begin_with", f"{tmp_path}/joint", "--updates", "1"]
+    with pytest.raises(UserError, match="was trained with --joint_outcome True, not False"):
+        train.main(train_config(pipeline, tmp_path / "back", *back))

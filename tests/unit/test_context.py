@@ -36,7 +36,7 @@ SPEC = EnvSpec(
 )
 TINY = ModelConfig(
     layout="context", deterministic_size=128, hidden_size=8, groups=64, classes=3, depth=2, latent_size=128,
-    trunk_blocks=2,
+    trunk_blocks=2, joint_outcome=True,
 )  # fmt: skip
 B, L = 3, 6
 
