@@ -41,9 +41,10 @@ from analysis.semantics.hover import chosen_rows, frames_of, page
 from analysis.semantics.matches import Descriptions, matches, read_descriptions, told
 from analysis.semantics.states import NAMES, States, open_policy, placed, read_names, read_states
 from analysis.shared.agents import short_names
-from analysis.shared.behaviours import load_behaviours
+from analysis.shared.behaviours import STAGE as BEHAVIOURS, load_behaviours
 from analysis.shared.clusters import k_means, nearest_centre
 from analysis.shared.maps import check_mappable, embed
+from analysis.shared.sources import check_made_from
 from analysis.shared.truths import levels_of, names_of, numbers_of
 from analysis.similarity.comparison import states as states_of_another
 from core import artefacts, config as cli
@@ -189,8 +190,6 @@ def compared(config: SemanticsConfig, subject: Subject, device: torch.device) ->
     own: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     if config.behaviours is not None:
         found = load_behaviours(config.behaviours)
-        if found.agent != fingerprint(subject.agent):
-            raise UserError(f"{config.behaviours} is of agent {found.agent}, this is {fingerprint(subject.agent)}")
         row_of = {(int(e), int(t)): i for i, (e, t) in enumerate(states.index_N2)}
         label_N = np.full(len(states), -1)
         for label, (e, t) in zip(found.labels["real"], found.index["real"], strict=True):
@@ -232,6 +231,9 @@ def main(config: SemanticsConfig) -> None:
         })  # fmt: skip
         agent = open_policy(config.agent, device)
         names = read_names(config.names, agent.semantic.codes)
+        if config.behaviours is not None:
+            artefacts.read_manifest(config.behaviours, BEHAVIOURS)
+            check_made_from(config.behaviours, "rollouts", config.rollouts)
         subject = Subject(agent, *read_states(agent, config.rollouts), names)
         field_name = check_states(config, made, subject)
         said = read_descriptions(config.descriptions) if "matches" in made and config.descriptions else None

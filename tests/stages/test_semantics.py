@@ -17,6 +17,7 @@ from agents.semantic import SemanticAgent, load_semantic, save_semantic
 from analysis.semantics import __main__ as semantics
 from analysis.semantics.quality import agree
 from analysis.semantics.states import read_states, require_clusters
+from analysis.shared import behaviours
 from analysis.shared.units import stretches
 from core import artefacts, config as cli
 from core.artefacts import Result, new_run
@@ -289,6 +290,27 @@ def test_agents_of_another_world_and_the_agent_itself_are_no_comparison(made: Pa
         semantics.main(config_of(made, tmp_path / "out", "--plain", fruitbot))
     with pytest.raises(UserError, match="--others .* is the agent itself"):
         semantics.main(config_of(made, tmp_path / "out", "--others", f"{made}/agent"))
+
+
+def test_behaviours_are_of_this_recording(made: Path, tmp_path: Path) -> None:
+    """Those of another recording of the same agent gave numbers of steps that were never labelled, or a KeyError."""
+    agent = fingerprint(load_semantic(made / "agent"))
+    index_N2 = RolloutStore(made / "rollouts").pooled("h")[1]
+    with new_run(tmp_path / "other", "record", {}) as run:
+        run.facts = {"agent": agent, "source": "real"}
+    for name, source in (("own", made / "rollouts"), ("foreign", tmp_path / "other")):
+        with new_run(tmp_path / name, behaviours.STAGE, {}, {"rollouts": source}) as run:
+            label_N = np.arange(len(index_N2)) % 2
+            arrays = {"labels_real": label_N, "index_real": index_N2, "sample_labels": np.zeros(0, np.int64)}
+            Result(arrays=arrays, notes={"behaviours": 2}).save(run.path)
+            artefacts.write_json(run.path / behaviours.NAMES, {"0": "even", "1": "odd"})
+            run.facts = {"agent": agent}
+    for name, said in (("foreign", "foreign was not made from .*rollouts"), ("other", "a 'behaviours' dir")):
+        with pytest.raises(UserError, match=said):
+            semantics.main(config_of(made, tmp_path / "out", "quality", "--behaviours", f"{tmp_path / name}"))
+        assert not (tmp_path / "out").exists()
+    semantics.main(config_of(made, tmp_path / "out", "quality", "--behaviours", f"{tmp_path}/own"))
+    assert "behaviours" in {row["with"] for row in Result.load(tmp_path / "out").tables["agreement"]}
 
 
 @pytest.mark.parametrize(
