@@ -191,9 +191,10 @@ def _recorded(obs: Mapping[str, np.ndarray], part: Mapping[str, np.ndarray], spe
     flat = action.reshape(steps, len(parts))
     if (flat < 0).any() or (flat >= parts).any():
         raise UserError(f"{where} has an action outside 0 to {(parts - 1).tolist()}, which {spec.env_id} does not have")
-    reward = np.asarray(part["reward"], np.float32)
+    with np.errstate(over="ignore"):
+        reward = np.asarray(part["reward"], np.float32)
     if reward.shape != (steps,) or not np.isfinite(reward).all():
-        raise UserError(f"{where}: reward must be {steps} finite numbers")
+        raise UserError(f"{where}: reward must be {steps} finite numbers, which fit float32")
     terminated = bool(part["terminated"][-1])
     fields = {name: _field(np.asarray(obs[name]), name, spec, where) for name in spec.obs}
     if {len(x) for x in fields.values()} not in ({steps}, {steps + 1}):
@@ -204,21 +205,15 @@ def _recorded(obs: Mapping[str, np.ndarray], part: Mapping[str, np.ndarray], spe
 
 
 def _field(value: np.ndarray, name: str, spec: EnvSpec, where: str) -> np.ndarray:
-    about = spec.obs[name]
-    if value.ndim == 1 and value.dtype.kind in "iu" and len(about.shape) == 1 and about.dtype == "float32":
-        n = about.shape[0]  # a category, which is one-hot here
-        if (value < 0).any() or (value >= n).any():
-            raise UserError(f"{where}: the observation field {name!r} has a category outside 0 to {n - 1}")
-        value = np.eye(n, dtype=np.float32)[value]
+    about, what = spec.obs[name], f"{where}: the observation field {name!r}"
+    if value.ndim == 1 and value.dtype.kind in "iu" and about.kind == "one_hot":
+        value = about.one_hot(value, what)
     whole = np.dtype(about.dtype).kind != "f"
     if value.shape[1:] != about.shape or value.dtype.kind not in "biuf" or (whole and str(value.dtype) != about.dtype):
         raise UserError(
-            f"{where}: the observation field {name!r} is {value.dtype} {list(value.shape[1:])}; {spec.env_id} has "
-            f"{about.dtype} {list(about.shape)}"
+            f"{what} is {value.dtype} {list(value.shape[1:])}; {spec.env_id} has {about.dtype} {list(about.shape)}"
         )
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise UserError(f"{where}: the observation field {name!r} has NaN or infinite values")
-    return value.astype(about.dtype)
+    return about.cast(value, what)
 
 
 # Replaying

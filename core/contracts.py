@@ -43,14 +43,15 @@ class Field:
     ``kind`` is what a world model must know: an image is uint8 [height, width, channels]; real numbers, numbers that
     are 0 or 1 (binary) and one-hot categories are vectors; "" goes by shape and dtype (uint8 of three axes: image;
     float: real; bool: binary).  ``groups`` are the numbers of categories of a one-hot vector that holds several, one
-    after the other (default: it holds one).  Both are words about the field: two fields of one shape and dtype are the
-    same field.
+    after the other (default: it holds one).  ``start`` is the number of the first category, where the world gives this
+    field as the number of one.  All are words about the field: two fields of one shape and dtype are the same field.
     """
 
     shape: tuple[int, ...]
     dtype: str
     kind: FieldKind | Literal[""] = field(default="", compare=False)
     groups: tuple[int, ...] = field(default=(), compare=False)
+    start: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind and self.kind not in get_args(FieldKind):
@@ -79,6 +80,32 @@ class Field:
     def categories(self) -> tuple[int, ...]:
         """``groups`` of a one-hot field: one, if it names none."""
         return self.groups or (self.size,)
+
+    def one_hot(self, category: np.ndarray, what: str) -> np.ndarray:
+        """Categories [...] by the world's numbers -> [..., size].  UserError, which begins with ``what``, for one that
+        there is not, or where no number is known to be the first."""
+        if self.start is None:
+            raise UserError(
+                f"{what} is given by numbers of categories, but which is the first is not known; give it one-hot, or "
+                "make the agent's run directory again"
+            )
+        is_it = category[..., None] == self.start + np.arange(self.size)
+        known = is_it.any(-1)
+        if not known.all():
+            last = self.start + self.size - 1
+            raise UserError(f"{what} has the category {category[~known][0]}; it has {self.start} to {last}, all whole")
+        return is_it.astype(self.dtype)
+
+    def cast(self, value: np.ndarray, what: str) -> np.ndarray:
+        """A fresh array of the field's dtype.  UserError, which begins with ``what``, where a number is not finite, or
+        not in this dtype."""
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise UserError(f"{what} has NaN or infinite values")
+        with np.errstate(over="ignore"):
+            out = np.array(value, self.dtype)
+        if out.dtype.kind == "f" and not (fits := np.isfinite(out)).all():
+            raise UserError(f"{what} has {value[~fits][0]:g}, which does not fit {self.dtype}")
+        return out
 
 
 def numbers_of_distinct(actions: Mapping[str, Sequence[int]]) -> np.ndarray:

@@ -74,7 +74,7 @@ def _field_of(space: Any, what: str) -> Field:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        return Field(shape=(int(space.n),), dtype="float32", kind="one_hot")
+        return Field(shape=(int(space.n),), dtype="float32", kind="one_hot", start=int(space.start))
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
         return Field(shape=tuple(space.shape), dtype="float32", kind="binary")
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -262,7 +262,6 @@ class GymnasiumEnv:
         space = first.observation_space
         self._obs = _fields_of(space, env_id)
         self._flat = not hasattr(space, "spaces")  # one observation without a name
-        self._spaces = dict.fromkeys(self._obs, space) if self._flat else dict(space.spaces)
         sizes, self._start = _sizes_of(first.action_space, env_id)
         self.spec = EnvSpec(
             env_id=env_id,
@@ -315,8 +314,6 @@ class GymnasiumEnv:
 
     def _fields(self, obs: Any) -> dict[str, np.ndarray]:
         """An observation as arrays of the spec's shapes and dtypes.  UserError if it is not what its space says."""
-        from gymnasium import spaces
-
         named = dict.fromkeys(self._obs, obs) if self._flat else obs
         out = {}
         for name, about in self._obs.items():
@@ -324,21 +321,18 @@ class GymnasiumEnv:
                 value = np.asarray(named[name])
             except (KeyError, TypeError, ValueError) as error:
                 raise UserError(f"the observation has no array {name!r}, as its space says ({error!r})") from None
-            space = self._spaces[name]
-            if isinstance(space, spaces.Discrete) and value.shape == ():
-                value = (np.arange(space.n) == int(value) - int(space.start)).astype(np.float32)
+            what = f"the observation field {name!r}"
+            if about.start is not None and value.shape == () and value.dtype.kind in "biuf":
+                value = about.one_hot(value, what)
             if (
                 value.shape != about.shape
                 or value.dtype.kind not in "biuf"
                 or (about.dtype == "uint8" and value.dtype != np.uint8)
             ):
                 raise UserError(
-                    f"the observation field {name!r} is {value.dtype} {list(value.shape)}; its space says "
-                    f"{about.dtype} {list(about.shape)}"
+                    f"{what} is {value.dtype} {list(value.shape)}; its space says {about.dtype} {list(about.shape)}"
                 )
-            if value.dtype.kind == "f" and not np.isfinite(value).all():
-                raise UserError(f"the observation field {name!r} has NaN or infinite values")
-            out[name] = np.array(value, about.dtype)
+            out[name] = about.cast(value, what)
         return out
 
     # The batch
@@ -364,10 +358,12 @@ class GymnasiumEnv:
         slots = self.spec.slots
         reward, ended = np.zeros(slots, np.float32), np.zeros((2, slots), bool)
         for b, env in enumerate(self._envs):
-            obs, reward[b], ended[0, b], ended[1, b], _ = _stepped(env, self._start + action[b])
+            obs, paid, ended[0, b], ended[1, b], _ = _stepped(env, self._start + action[b])
+            with np.errstate(over="ignore"):
+                reward[b] = paid
             self._row[b] = self._fields(obs)
         if not np.isfinite(reward).all():
-            raise UserError(f"{self.spec.env_id} gives a reward that is NaN or infinite")
+            raise UserError(f"{self.spec.env_id} gives a reward that is NaN or infinite, as float32 has it")
         self._age += 1
         final_obs, final_truth = self._look()
         for b in np.flatnonzero(ended.any(0)):

@@ -774,6 +774,33 @@ def test_a_cut_recording_ends_truncated(cartpole: tuple[Path, Any, list[Episode]
     assert [bool(e.meta.get("cut")) for e in replayed(agent, [first, last], 2)] == [False, True]  # no end to count
 
 
+def test_categories_are_read_by_the_numbers_that_the_world_gives_them(tmp_path: Path) -> None:
+    """Those of Discrete(n, start=1) were read as 0 to n - 1, but for the last one."""
+    size, obs = 3, np.array([2, 1, 2, 1])
+    end = np.arange(3) == 2
+    np.savez(tmp_path / "r.npz", obs=obs, action=np.zeros(3, int), reward=np.zeros(3), terminated=end, truncated=end)
+
+    def spec(**known: Any) -> EnvSpec:
+        seen = {"x": Field(shape=(size,), dtype="float32", **known)}
+        written = EnvSpec(env_id="gymnasium/x", obs=seen, action_names=("a",), slots=1).to_json()
+        return EnvSpec.from_json(json.loads(json.dumps(written)))
+
+    for start in (0, 1):
+        (one,) = read_rollouts(tmp_path / "r.npz", spec(kind="one_hot", start=start))
+        assert one.obs["x"].dtype == np.float32 and one.obs["x"].argmax(1).tolist() == (obs - start).tolist()
+        np.testing.assert_array_equal(one.obs["x"].sum(1), 1)
+    for about, said in (
+        (spec(kind="one_hot", start=2), "episode 0: the observation field 'x' has the category 1; it has 2 to 4"),
+        (spec(kind="one_hot"), "'x' is given by numbers of categories, but which is the first is not known"),
+        (spec(), r"'x' is int64 \[\]; gymnasium/x has float32 \[3\]"),  # a vector, no category
+    ):
+        with pytest.raises(UserError, match=said):
+            read_rollouts(tmp_path / "r.npz", about)
+    earlier = spec(kind="one_hot").to_json()
+    del earlier["obs"]["x"]["start"]
+    assert EnvSpec.from_json(earlier).obs["x"].start is None
+
+
 def test_bad_rollouts_are_one_line(cartpole: tuple[Path, Any, list[Episode]]) -> None:
     root, agent, episodes = cartpole
     good = arrays_of(episodes)
@@ -790,7 +817,9 @@ def test_bad_rollouts_are_one_line(cartpole: tuple[Path, Any, list[Episode]]) ->
         (with_one("obs", lambda x: x[:-1]), r"observations for \d+ transitions in 6 episodes; there must be one a tr"),
         (with_one("obs", lambda x: x[:, :3]), r"episode 0: the observation field 'x' is float32 \[3\]; gymnasium/Cart"),
         (with_one("obs", nan), "episode 0: the observation field 'x' has NaN or infinite values"),
+        (with_one("obs", lambda x: x + np.array([0, 1e39, 0, 0])), r"'x' has 1e\+39, which does not fit float32"),
         (with_one("reward", nan), "episode 0: reward must be"),
+        (with_one("reward", lambda x: x * 1e39), "finite numbers, which fit float32"),
         (with_one("reward", lambda x: x[:5]), "reward has 5 rows, action has"),
         (
             with_one("action", lambda x: x + 1),

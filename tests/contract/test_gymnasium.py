@@ -23,6 +23,7 @@ CORRIDOR = str(ROOT / "docs" / "examples" / "corridor.py")
 RGB = {"wrappers": ["minigrid.wrappers:RGBImgPartialObsWrapper", "minigrid.wrappers:ImgObsWrapper"]}
 has_minigrid = pytest.mark.skipif(importlib.util.find_spec("minigrid") is None, reason="minigrid is not installed")
 AUTORESET = f"gymnasium.wrappers:{'AutoResetWrapper' if gymnasium.__version__ < '1' else 'Autoreset'}"
+CATEGORY = "Env.observation_space = spaces.Discrete(3, start=1)\n"
 SHORT = {"wrappers": [["gymnasium.wrappers:TimeLimit", {"max_episode_steps": 5}]]}
 
 
@@ -138,6 +139,7 @@ def reset(self, *, seed=None, options=None):
 Env.step, Env.reset = step, reset
 """
     env = world(module(tmp_path / "m.py", body), slots=2)
+    assert env.spec.obs["x"].start == 5
     assert env.reset(0).obs["x"].argmax(1).tolist() == [2, 2]
     step = env.step(np.array([0, 1]))
     assert step.obs["x"].argmax(1).tolist() == [0, 1] and step.reward.tolist() == [-1.0, 0.0]
@@ -268,6 +270,13 @@ def test_refusals(name: str, options: dict[str, Any], said: str) -> None:
         ("Env.step = lambda self, a: (np.zeros(3), 0.0, False, False, {})", r"'x' is float64 \[3\]; its space says"),
         ("Env.step = lambda self, a: (np.full(2, np.nan), 0.0, False, False, {})", "'x' has NaN or infinite values"),
         ("Env.step = lambda self, a: (np.zeros(2), np.nan, False, False, {})", "a reward that is NaN or infinite"),
+        ("Env.step = lambda self, a: (np.zeros(2), 1e39, False, False, {})", "a reward that is NaN or .* as float32"),
+        ("Env.step = lambda self, a: (np.full(2, -1e39), 0.0, False, False, {})", "'x' has -1e.39, which does not fit"),
+        (f"{CATEGORY}Env.reset = lambda self, **k: (4, {{}})", "'x' has the category 4; it has 1 to 3, all whole"),
+        (f"{CATEGORY}Env.reset = lambda self, **k: (0, {{}})", "'x' has the category 0; it has 1 to 3, all whole"),
+        (f"{CATEGORY}Env.reset = lambda self, **k: (1.5, {{}})", "'x' has the category 1.5; it has 1 to 3, all whole"),
+        (f"{CATEGORY}Env.reset = lambda self, **k: (np.nan, {{}})", "'x' has the category nan; it has 1 to 3, "),
+        (f"{CATEGORY}Env.reset = lambda self, **k: ('a', {{}})", r"'x' is <U1 \[\]; its space says float32 \[3\]"),
     ],
 )  # fmt: skip
 def test_bad_modules(tmp_path: Path, body: str, said: str) -> None:
