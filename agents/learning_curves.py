@@ -212,11 +212,18 @@ def rows_of(text: str, path: Path, needed: Sequence[str]) -> list[dict[str, str]
 def numbers_of(
     rows: Sequence[Mapping[str, str]], path: Path, of_return: str, of_step: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, mean returns), float64 [U]; rows from before the first episode ended are left out.  UserError."""
+    """(steps, mean returns), float64 [U]; rows from before the first episode ended are left out.  UserError, also where
+    steps do not increase."""
     try:
         found = np.array([[float(row[of_step] or "nan"), float(row[of_return] or "nan")] for row in rows])
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: not a number in {of_return} or {of_step} ({error})") from None
+    told = np.flatnonzero(np.isfinite(found[:, 0]))
+    before, after = found[told[:-1], 0], found[told[1:], 0]
+    if (stuck := np.flatnonzero(after <= before)).size:
+        i = int(stuck[0])
+        raise UserError(f"{path}: row {told[i + 1] + 1} is at step {after[i]:,.0f}, the one before at {before[i]:,.0f} "
+                        f"({of_step}); steps must increase: keep the rows of one training")  # fmt: skip
     found = found[np.isfinite(found).all(1)]
     return found[:, 0], found[:, 1]
 
@@ -266,20 +273,27 @@ def bands_of(
             for (m, _, s), some in runs.items():
                 for step_U, return_U, seed in some if (m, s) == (method, split) else []:
                     by_seed.setdefault(seed, []).append((step_U, return_U))
-            whole = [_on_one_grid(parts) for parts in by_seed.values() if len(parts) == len(games)]
+            whole = [
+                _on_one_grid(parts, f"{method}, seed {seed} ({split})")
+                for seed, parts in by_seed.items() if len(parts) == len(games)
+            ]  # fmt: skip
             if whole:
                 bands.append(_band((method, ALL_GAMES, split), [(grid, rows_RT.mean(0)) for grid, rows_RT in whole]))
     return bands, rows
 
 
-def _on_one_grid(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Curves on steps that all of them have: (steps [T], [R, T])."""
+def _on_one_grid(parts: Sequence[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Curves on steps that all of them have: (steps [T], [R, T]); of single points the earliest's.  UserError, which
+    begins with ``what``, where they share none."""
     if all(np.array_equal(s, parts[0][0]) for s, _ in parts):
         return parts[0][0], np.stack([r for _, r in parts])
     first, last = max(s[0] for s, _ in parts), min(s[-1] for s, _ in parts)
-    if last <= first:
-        return np.array([last]), np.array([[r[-1]] for _, r in parts])
-    grid = np.linspace(first, last, POINTS)
+    if all(len(s) == 1 for s, _ in parts):
+        return np.array([last]), np.stack([r for _, r in parts])
+    if last < first:
+        each = ", ".join(f"{s[0]:,.0f} to {s[-1]:,.0f}" for s, _ in parts)
+        raise UserError(f"{what}: these curves share no steps ({each}), so that they have no mean; draw them apart")
+    grid = np.linspace(first, last, POINTS) if last > first else np.array([last])
     return grid, np.stack([np.interp(grid, s, r) for s, r in parts])
 
 
@@ -287,7 +301,8 @@ def _band(
     key: tuple[str, str, str], parts: Sequence[tuple[np.ndarray, np.ndarray]], bounds_U2: np.ndarray | None = None,
     of: str = RETURN,
 ) -> Band:  # fmt: skip
-    grid, rows_RT = _on_one_grid(parts)
+    method, game, split = key
+    grid, rows_RT = _on_one_grid(parts, f"{method} on {game} ({split})")
     mean_T, half_T = rows_RT.mean(0), np.full(len(grid), np.nan)
     low_T, high_T = mean_T - half_T, mean_T + half_T
     if len(parts) > 1:
@@ -295,7 +310,6 @@ def _band(
         low_T, high_T = mean_T - half_T, mean_T + half_T
     elif bounds_U2 is not None:
         low_T, high_T = bounds_U2.T
-    method, game, split = key
     return Band(method, game, split, len(parts), grid, mean_T, low_T, high_T, of)
 
 

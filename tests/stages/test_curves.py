@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agents import curves, nmmo_train, train
-from agents.learning_curves import bands_of, read_curves, told_apart
+from agents.learning_curves import Band, Curve, bands_of, read_curves, told_apart
 from core import artefacts, config as cli
 from core.artefacts import Result, new_run
 from core.contracts import UserError
@@ -68,6 +68,31 @@ def test_an_evaluation_is_a_point_with_its_interval(tmp_path: Path) -> None:
         result.save(run.path)
     (point,) = [row for row in drawn(tmp_path, agent, tmp_path / "evaluation") if row["split"] == "test"]
     assert [float(point[k]) for k in ("step", "return", "low", "high")] == [400, 9.0, 8.0, 9.5]
+
+
+def a_curve(seed: str, steps: list[float], game: str = "coinrun", split: str = "train") -> Curve:
+    """A return that is its step in thousands."""
+    step_U = np.array(steps)
+    return Curve("ppo", game, seed, split, "easy", step_U, step_U / 1000)
+
+
+def test_runs_that_share_no_steps_have_no_mean() -> None:
+    """One of 1,000 to 100,000 and one of 201,000 to 300,000 had a mean at 100,000."""
+
+    def bands(*curves: Curve, normalise: bool = False) -> list[Band]:
+        return bands_of(curves, smoothing=0, drop=0, normalise=normalise)[0]
+
+    early, late = a_curve("1", [1e3, 1e5]), a_curve("2", [2.01e5, 3e5])
+    with pytest.raises(UserError, match=r"ppo on coinrun \(train\): .* \(1,000 to 100,000, 201,000 to 300,000\)"):
+        bands(early, late)
+    with pytest.raises(UserError, match=r"ppo, seed 1 \(train\): these curves share no steps"):
+        bands(early, a_curve("1", [2.01e5, 3e5], "ninja"), normalise=True)
+    (band,) = bands(early, a_curve("2", [5e4, 2e5]))
+    assert (band.step_T[0], band.step_T[-1]) == (5e4, 1e5) and band.mean_T == pytest.approx(band.step_T / 1000)
+    (band,) = bands(early, a_curve("2", [1e5, 2e5]))  # one step in common
+    assert (band.step_T.tolist(), band.mean_T.tolist()) == ([1e5], [100])
+    (band,) = bands(a_curve("1", [1e5], split="test"), a_curve("2", [1.1e5], split="test"))  # evaluations
+    assert (band.step_T.tolist(), band.mean_T.tolist()) == ([1e5], [105])
 
 
 def test_normalised_held_out_returns_have_normalised_intervals(tmp_path: Path) -> None:

@@ -250,6 +250,13 @@ def progress(path: Path, returns: list[float], column: str = "eprewmean") -> Pat
     return path
 
 
+def backwards(path: Path) -> Path:
+    """Two trainings, one after the other in a file."""
+    lines = progress(path, [1.0] * 15).read_text().splitlines()
+    path.write_text("\n".join([*lines, *lines[1:]]) + "\n")
+    return path
+
+
 def test_curves_are_means_over_seeds_normalised_with_intervals(tmp_path: Path) -> None:
     words = []
     for method, base in (("sppo", 8.0), ("ppo", 7.0)):
@@ -320,6 +327,7 @@ def test_behaviours_are_of_this_recording(made: Path, tmp_path: Path) -> None:
         (lambda p: f"a/coinrun/1={progress(p / 'x.csv', [])}", "no rows"),
         (lambda p: f"a/coinrun/1={p / 'none.csv'}", "cannot read"),
         (lambda p: f"a/coinrun={p / 'none.csv'}", "expected a run directory, METHOD/GAME/SEED=FILE"),
+        (lambda p: f"a/coinrun/1={backwards(p / 'x.csv')}", r"x.csv: row 16 is at step 100, the one before at 1,500 "),
         (lambda p: f"a/coinrun/1={progress(p / 'x.csv', [1.0, 2.0])}", "of which the first 10 are dropped"),
         (lambda p: str(p), "no such run directory|manifest"),
     ],
