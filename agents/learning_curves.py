@@ -249,12 +249,14 @@ def bands_of(
     bounds: dict[tuple[str, str, str], np.ndarray | None] = {}  # of the last run
     for curve in curves:
         step_U, return_U = curve.step_U, curve.return_U
+        last = return_U[-1:]
         if curve.split != MEASURED and (len(step_U) > 1 or curve.split == "train"):
-            step_U, return_U = step_U[drop:], smoothed(return_U[drop:], smoothing)
+            step_U, last = step_U[drop:], return_U[drop:][-LAST:]
+            return_U = smoothed(return_U[drop:], smoothing)
         if not len(step_U):
             raise UserError(f"the curve {curve.method}/{curve.game}/{curve.seed} has {len(curve.step_U)} updates in "
                             f"which episodes ended, of which the first {drop} are dropped (--drop)")  # fmt: skip
-        last, bounds_U2 = curve.return_U[-(1 if curve.split == MEASURED else LAST) :], curve.bounds_U2
+        bounds_U2 = curve.bounds_U2
         if normalise:
             low, high = returns_of(curve.game, curve.mode)
             return_U, last = (return_U - low) / (high - low), (last - low) / (high - low)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,14 @@ def test_runs_that_share_no_steps_have_no_mean() -> None:
     assert (band.step_T.tolist(), band.mean_T.tolist()) == ([1e5], [100])
     (band,) = bands(a_curve("1", [1e5], split="test"), a_curve("2", [1.1e5], split="test"))  # evaluations
     assert (band.step_T.tolist(), band.mean_T.tolist()) == ([1e5], [105])
+
+
+def test_results_are_means_of_updates_that_are_not_dropped() -> None:
+    curve = a_curve("1", [1e3 * i for i in range(1, 21)])
+    (row,) = bands_of([curve], smoothing=0.9, drop=10, normalise=False)[1]
+    assert row["updates"] == 10 and row["return"] == pytest.approx(np.mean(range(11, 21)))
+    (row,) = bands_of([replace(curve, split="held out")], smoothing=0.9, drop=10, normalise=False)[1]
+    assert row["updates"] == 1 and row["return"] == 20
 
 
 def test_normalised_held_out_returns_have_normalised_intervals(tmp_path: Path) -> None:
