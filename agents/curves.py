@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tyro
 
-from agents.learning_curves import LAST, bands_of, draw_curves, read_curves, told_apart
+from agents.learning_curves import LAST, Mode, bands_of, draw_curves, ranges_of, read_all, told_apart
 from core import artefacts, config as cli
 from core.artefacts import MANIFEST, Result
 from core.contracts import UserError
@@ -42,6 +42,8 @@ class CurvesConfig:
     """first updates of a training that are left out"""
     normalise: bool = False
     """returns as shares of the game's range (Procgen), and the mean of all games"""
+    distribution_mode: Mode | None = None
+    """easy or hard: the levels that a progress.csv's returns are of, which --normalise needs; trainings say theirs"""
     out: Path = Path("runs/curves")
     """run directory to write: curves.png, curves.csv (the lines), runs.csv (the end of every run)"""
     overwrite: bool = False
@@ -56,7 +58,7 @@ def main(config: CurvesConfig) -> None:
         raise UserError("nothing to draw: name run directories of trainings")
     whole = {f"training_{i}": Path(w) for i, w in enumerate(config.trainings) if (Path(w) / MANIFEST).exists()}
     inputs = artefacts.Inputs(whole)
-    read = [curve for word in config.trainings for curve in read_curves(word)]
+    read = read_all(config.trainings, config.normalise, config.distribution_mode)
     curves = told_apart([curve for curve in read if len(curve.step_U)])
     if not curves:
         raise UserError(f"{' '.join(config.trainings)}: no episode ended and nothing was measured; there is no return")
@@ -76,6 +78,8 @@ def main(config: CurvesConfig) -> None:
         seeds = f"{band.seeds} seed{'s' * (band.seeds > 1)}"
         print(f"{band.game}, {band.method}, {band.split}: {band.mean_T[-1]:.2f}{interval} at "
               f"{band.step_T[-1]:,.0f} steps ({seeds})")  # fmt: skip
+    if said := ranges_of(ends):
+        print(said)
     print(f"(where the curves end; the means of each run's last {LAST} updates are in runs.csv)")
     print(f"curves: {config.out}/curves.png")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class Curve:
     game: str
     seed: str
     split: str
-    mode: str
+    mode: str  # Procgen's levels, easy or hard; "": not known
     step_U: np.ndarray
     return_U: np.ndarray
     bounds_U2: np.ndarray | None = None  # 95 % interval over episodes, of what was measured on whole episodes
@@ -77,6 +77,23 @@ class Band:
     of: str = RETURN
 
 
+Mode = Literal["easy", "hard"]
+
+
+def read_all(words: Sequence[str], normalise: bool, mode: Mode | None) -> list[Curve]:
+    """The curves of several words (see ``read_curves``); ``mode``: which levels a progress.csv is of, which it does not
+    say, and which their range is normalised by.  UserError where it is needed and not given, or given for nothing."""
+    curves = [curve for word in words for curve in read_curves(word)]
+    untold = [c for c in curves if not c.mode]
+    if mode is not None and not (normalise and untold):
+        raise UserError("--distribution_mode is for --normalise of METHOD/GAME/SEED=FILE words; trainings say theirs")
+    if normalise and untold and mode is None:
+        c = untold[0]
+        raise UserError(f"{c.method}/{c.game}/{c.seed}: a progress.csv does not say which levels its returns are of; "
+                        "--normalise needs --distribution_mode easy or hard")  # fmt: skip
+    return [c if c.mode else replace(c, mode=mode or "") for c in curves]
+
+
 def read_curves(word: str) -> list[Curve]:
     """A training's run directory (with what it measured on held-out levels as it went), an evaluation's, or
     METHOD/GAME/SEED[/test]=FILE of a progress.csv.  UserError."""
@@ -86,7 +103,7 @@ def read_curves(word: str) -> list[Curve]:
         if len(parts) not in (3, 4) or (len(parts) == 4 and parts[3] not in SPLITS):
             raise UserError(f"{word!r}: expected a run directory, METHOD/GAME/SEED=FILE, or METHOD/GAME/SEED/test=FILE")
         step_U, return_U = numbers_of(rows_of(_read(Path(path)), Path(path), NEEDED), Path(path), *NEEDED)
-        return [Curve(parts[0], parts[1], parts[2], parts[3] if len(parts) == 4 else "train", "easy", step_U, return_U)]
+        return [Curve(parts[0], parts[1], parts[2], parts[3] if len(parts) == 4 else "train", "", step_U, return_U)]
     directory = Path(word)
     whole = (directory / MANIFEST).exists()
     if not whole and any((directory / name).exists() for name in ("curve.csv", FILE)):
@@ -241,8 +258,8 @@ def bands_of(
 ) -> tuple[list[Band], list[dict[str, Any]]]:
     """(mean over the seeds of every method, game and split; a row a run with the mean of its last LAST updates).
 
-    normalise: returns as shares of the game's range, and one more game, the mean of all.  UserError for a curve with
-    nothing left of it.
+    normalise: returns as shares of the game's range, which is in the rows, and one more game, the mean of all.
+    UserError for a curve with nothing left of it, and for curves of a mean that share no steps.
     """
     rows: list[dict[str, Any]] = []
     runs: dict[tuple[str, str, str], list[tuple[np.ndarray, np.ndarray, str]]] = {}
@@ -257,11 +274,13 @@ def bands_of(
             raise UserError(f"the curve {curve.method}/{curve.game}/{curve.seed} has {len(curve.step_U)} updates in "
                             f"which episodes ended, of which the first {drop} are dropped (--drop)")  # fmt: skip
         bounds_U2 = curve.bounds_U2
+        ranges: dict[str, Any] = {}
         if normalise:
             low, high = returns_of(curve.game, curve.mode)
+            ranges = {"distribution_mode": curve.mode, "lowest": low, "highest": high}
             return_U, last = (return_U - low) / (high - low), (last - low) / (high - low)
             bounds_U2 = None if bounds_U2 is None else (bounds_U2 - low) / (high - low)
-        rows.append({"method": curve.method, "game": curve.game, "seed": curve.seed, "split": curve.split,
+        rows.append({"method": curve.method, "game": curve.game, "seed": curve.seed, "split": curve.split, **ranges,
                      "steps": float(step_U[-1]), "return": float(last.mean()), "updates": len(last)})  # fmt: skip
         key = (curve.method, curve.game, curve.split)
         runs.setdefault(key, []).append((step_U, return_U, curve.seed))
@@ -282,6 +301,12 @@ def bands_of(
             if whole:
                 bands.append(_band((method, ALL_GAMES, split), [(grid, rows_RT.mean(0)) for grid, rows_RT in whole]))
     return bands, rows
+
+
+def ranges_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line on what returns were normalised by, of the rows of ``bands_of``; '' where they were not."""
+    each = {f"{r['game']} {r['distribution_mode']} {r['lowest']:g} to {r['highest']:g}" for r in rows if "lowest" in r}
+    return f"returns are shares of the range of the game's levels: {', '.join(sorted(each))}" if each else ""
 
 
 def _on_one_grid(parts: Sequence[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ import torch
 import tyro
 from threadpoolctl import threadpool_limits
 
-from agents.learning_curves import bands_of, draw_curves, read_curves
+from agents.learning_curves import Mode, bands_of, draw_curves, ranges_of, read_all, read_curves
 from agents.load import load_agent
 from agents.semantic import SemanticAgent
 from analysis.events.counts import chosen_events, happening
@@ -69,6 +69,8 @@ class CurveOptions:
     after the seed: held-out levels)"""
     normalise: bool = False
     """returns as shares of the game's range, and the mean of all games (also --normalize_and_reduce)"""
+    distribution_mode: Mode | None = None
+    """easy or hard: the levels that a progress.csv's returns are of, which --normalise needs; trainings say theirs"""
     smoothing: float = 0.9
     """weight of the past in the moving average"""
     drop: int = 10
@@ -218,11 +220,11 @@ def main(config: SemanticsConfig) -> None:
     torch.set_num_threads(config.threads)
     if "videos" in made:
         check_video()
-    curves = [c for word in config.curve.curves for c in read_curves(word)] if "curves" in made else []
     drawn = None
-    if curves:
-        drawn = bands_of(curves, smoothing=config.curve.smoothing, drop=config.curve.drop,
-                         normalise=config.curve.normalise)  # fmt: skip
+    if "curves" in made:
+        of = config.curve
+        curves = read_all(of.curves, of.normalise, of.distribution_mode)
+        drawn = bands_of(curves, smoothing=of.smoothing, drop=of.drop, normalise=of.normalise)
     subject, inputs = None, artefacts.Inputs()
     if set(made) & set(OF_STATES):
         inputs = artefacts.Inputs({
@@ -258,6 +260,8 @@ def main(config: SemanticsConfig) -> None:
         run.metrics = dict(result.scalars)
     for line in [] if subject is None else summary(result, subject, made):
         print(line)
+    if drawn is not None and (ranges := ranges_of(drawn[1])):
+        print(ranges)
     print(f"{', '.join(made)}: {config.out}")
 
 

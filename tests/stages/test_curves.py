@@ -112,6 +112,32 @@ def test_normalised_held_out_returns_have_normalised_intervals(tmp_path: Path) -
     assert [row["return"] for row in ends if row["split"] == "held out"] == pytest.approx([0.8])
 
 
+def test_the_levels_of_a_progress_csv_are_said_by_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Returns of hard levels were normalised by the range of the easy ones."""
+    file = tmp_path / "progress.csv"
+    file.write_text("misc/total_timesteps,eprewmean\n100,6\n200,6\n")
+    words = [f"ppo/ninja/1={file}", str(training(tmp_path / "a", 1, 5.0, held_out=False))]
+
+    def ends(*flags: str) -> dict[str, dict[str, str]]:
+        drawn(tmp_path, *words, *flags)
+        with open(tmp_path / "out" / "runs.csv", newline="") as rows:
+            return {row["game"]: row for row in csv.DictReader(rows)}
+
+    for mode, low in (("easy", 3.5), ("hard", 2)):
+        found = ends("--normalise", "--distribution_mode", mode)
+        assert float(found["ninja"]["return"]) == pytest.approx((6 - low) / (10 - low))
+        assert [found["ninja"][k] for k in ("distribution_mode", "lowest", "highest")] == [mode, str(low), "10"]
+        assert found["coinrun"]["distribution_mode"] == "easy"  # the training says it
+        assert f"coinrun easy 5 to 10, ninja {mode} {low} to 10" in capsys.readouterr().out
+    assert float(ends()["ninja"]["return"]) == 6 and "range" not in capsys.readouterr().out
+    for flags, said in (
+        (["--normalise"], "ppo/ninja/1: .* does not say which levels .* needs --distribution_mode easy or hard"),
+        (["--distribution_mode", "hard"], "--distribution_mode is for --normalise of METHOD/GAME/SEED=FILE"),
+    ):
+        with pytest.raises(UserError, match=said):
+            ends(*flags)
+
+
 def test_one_that_still_runs_is_drawn_as_far_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     agent = training(tmp_path / "a", 1, 4.0)
     (agent / "manifest.json").unlink()
