@@ -76,6 +76,8 @@ def use_of_codes(states: States, result: Result, rng: np.random.Generator) -> No
         return float(np.exp(-(share[share > 0] * np.log(share[share > 0])).sum()))
 
     value, low, high = jackknife(perplexity, unit_N, rng=rng)
+    # Student's interval knows no bounds; cut to what there can be, it covers as often.
+    low, high = np.clip((low, high), 1, states.codes)
     result.scalar("perplexity", float(value), "codes", n, (float(low), float(high)))
     result.scalar("codes_alive", states.codes - len(states.dead), "codes", n)
     result.notes["dead"] = states.dead

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from analysis.semantics.quality import run_lengths
+from analysis.semantics.quality import run_lengths, use_of_codes
 from analysis.semantics.states import States
 from core.artefacts import Result
 
@@ -49,6 +49,19 @@ def compared(x_ETF: np.ndarray, code_of: Callable[[np.ndarray], np.ndarray] = co
     result = Result()
     run_lengths(states, code_of, code_N, 39, result, np.random.default_rng(0))
     return result
+
+
+def test_the_interval_of_perplexity_ends_at_the_number_of_codes() -> None:
+    """Codes that are used alike over all, but not in each of a few episodes; and one that is used nearly alone."""
+    for codes, low, high in (("012345012344", None, 6), ("222222222223", 1, None)):
+        code_N = np.array([int(c) for c in codes])
+        index_N2 = np.stack([np.arange(12) // 3, np.arange(12) % 3], 1)
+        h_NF, result = np.zeros((12, 2)), Result()
+        states = States(h_NF, h_NF, code_N, h_NF[:, 0], code_N, index_N2, index_N2[:, 0], 6)
+        use_of_codes(states, result, np.random.default_rng(0))
+        found = result.scalars["perplexity"]
+        assert low in (None, found["interval"][0]) and high in (None, found["interval"][1])
+        assert 1 <= found["interval"][0] < found["value"] <= found["interval"][1] <= 6
 
 
 @pytest.mark.parametrize("seed", range(3))
