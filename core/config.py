@@ -244,7 +244,8 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
             raise
         raise UserError(_said_in_box(said.getvalue())) from None
     earlier.check_dropped(dropped, config)
-    for note in (*notes, *_from_the_demo(to_json(config), demo)):
+    unread = getattr(config, "unread", ())  # inputs that what it is to make has no use for
+    for note in (*notes, *_from_the_demo(to_json(config), {k: v for k, v in demo.items() if k not in unread})):
         print(note, file=sys.stderr)
     _follow_links(config)
     config = precision.settled(config, bf16_by_preset and "--bf16" not in given)

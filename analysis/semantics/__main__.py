@@ -121,6 +121,11 @@ class SemanticsConfig:
     overwrite: bool = False
     """replace an earlier run in --out"""
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Inputs that what is made has no use for."""
+        return ("agent", "rollouts") if self.make and not set(self.make) & set(OF_STATES) else ()
+
 
 @dataclass(frozen=True)
 class Subject:

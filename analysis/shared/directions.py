@@ -301,22 +301,22 @@ def _scale(h_NH: np.ndarray, k: int, samples: int, space: str) -> _Scaled:
     return _Scaled(x_NL, mean_H, std_H, live_L, space)
 
 
-def check_size(shape_NH: tuple[int, ...], k: int, samples: int, space: str, flag: str = "") -> None:
-    """UserError if the space has no k directions, or there are too few states for them.  flag: that asks for k."""
+def check_size(shape_NH: tuple[int, ...], k: int, samples: int, space: str, asked: str = "") -> None:
+    """UserError if the space has no k directions, or there are too few states for them.  asked: by which flags."""
     n, size = shape_NH
     if not 1 <= k <= size:
-        asked, dimensions = f"{flag} {k}" if flag else f"k = {k}", f"{size} dimension{'s' * (size != 1)}"
+        asked, dimensions = asked or f"k = {k}", f"{size} dimension{'s' * (size != 1)}"
         raise UserError(f"{asked} directions: the {SPACES[space].state} has {dimensions}, choose 1 to {size}")
     if n < samples:
         raise UserError(f"{n} states are too few for {k} directions; at least {samples} are needed: record more")
 
 
-def check_live(k: int, live_L: np.ndarray, size: int, space: str) -> None:
-    """UserError if fewer than k numbers of the state ever change."""
+def check_live(k: int, live_L: np.ndarray, size: int, space: str, asked: str = "") -> None:
+    """UserError if fewer than k numbers of the state ever change.  asked: by which flags."""
     if k > len(live_L):
         raise UserError(
-            f"k = {k} directions: only {len(live_L)} of the {SPACES[space].state}'s {size} dimensions ever change; "
-            "ask for fewer"
+            f"{asked or f'k = {k}'} directions: only {len(live_L)} of the {SPACES[space].state}'s {size} dimensions "
+            "ever change; ask for fewer"
         )
 
 

@@ -168,14 +168,18 @@ def check_sizes(
     """UserError, before anything is fitted, for what the states are too few or vary in too little for."""
     if (episodes := len(np.unique(unit_M))) < 2:
         raise UserError(f"the states are of {episodes} episode, 2 are needed to say how stable a fit is; record more")
-    for flag, k, samples in (
-        ("--pca_size", options.pca_size or 1, (options.pca_size or 1) + 1),
-        ("--ica_size", options.ica_size, SAMPLES_PER_DIRECTION * options.ica_size),
-        ("--nmf_size", options.nmf_size, SAMPLES_PER_DIRECTION * options.nmf_size),
-    ):
+    size_of = {"--pca_size": options.pca_size or 1, "--ica_size": options.ica_size, "--nmf_size": options.nmf_size}
+
+    def beyond(most: int) -> str:
+        return " and ".join(f"{flag} {k}" for flag, k in size_of.items() if k > most)
+
+    size, largest = x_MF.shape[1], max(size_of.values())
+    check_size(x_MF.shape, largest, 0, space, beyond(size))
+    check_live(largest, live_L, size, space, beyond(len(live_L)))
+    for flag, k in size_of.items():
         if k:
-            check_size(x_MF.shape, k, samples, space, flag)
-            check_live(k, live_L, x_MF.shape[1], space)
+            samples = k + 1 if flag == "--pca_size" else SAMPLES_PER_DIRECTION * k
+            check_size(x_MF.shape, k, samples, space)
     check_enough(len(x_MF), options.clusters)
     for kind in options.embedding:
         check_mappable(min(mapped, options.embedding_states), kind)

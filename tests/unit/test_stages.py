@@ -119,6 +119,10 @@ def test_without_runs_of_ones_own_a_stage_reads_the_demo_s(
         assert note in said and bool(said) == bool(note)
     cli.parse(STAGES["interventions"].cls, ["--policy", "p", "--hidden_states", "h"], "interventions")
     assert capsys.readouterr().err == ""  # a policy stands for the simulator
+    for argv, note in ((["curves", "--curves", "a"], ""), (["curves", "names"], "--agent"), ([], "--agent")):
+        cli.parse(STAGES["semantics"].cls, argv, "semantics")  # curves are of trainings: no agent is read
+        said = capsys.readouterr().err
+        assert note in said and bool(said) == bool(note)
     record = STAGES["record"].cls
     for argv, basis in (([], "runs/hidden_states"), (["--shift", "9=-2"], "runs/demo/hidden_states")):
         found = cli.parse(record, ["--agent", "a", *argv], "record")

@@ -209,6 +209,8 @@ def test_states_of_one_direction_are_drawn(tmp_path: Path) -> None:
     [
         ({"ica_size": 9}, "choose 1 to 8"),
         ({"ica_size": 7}, "only 6 of"),
+        ({"ica_size": 16, "nmf_size": 16}, "^--ica_size 16 and --nmf_size 16 directions: the .* choose 1 to 8"),
+        ({"ica_size": 7, "nmf_size": 8}, "^--ica_size 7 and --nmf_size 8 directions: only 6 of"),
         ({"nmf_size": 9}, "choose 1 to 8"),
         ({"pca_size": 7}, "only 6 of"),
         ({"clusters": 200}, "are too few for 200 clusters"),
