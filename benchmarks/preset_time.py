@@ -35,7 +35,8 @@ def wall(args: argparse.Namespace, env: dict[str, str], flags: tuple[str, ...], 
         out = Path(folder) / "run"
         words = ["train_gen_model.py", "--preset", args.preset, "--agent", args.agent, "--rollouts", args.rollouts,
                  "--updates", updates, "--validate_every", updates, "--validation_windows", 16, "--video_every", 0,
-                 "--outcome_windows", outcomes, "--threads", args.threads, "--out", out, *flags]  # fmt: skip
+                 "--outcome_windows", outcomes, "--outcome_endings", 0, "--threads", args.threads, "--out", out,
+                 *flags]  # fmt: skip
         done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True,
                               env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", **env})  # fmt: skip
         if done.returncode:
@@ -53,7 +54,9 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     args = parser.parse_args()
     preset = json.loads((ROOT / "configs" / f"{args.preset}.json").read_text())["train_gen_model"]
-    optim, outcomes = preset["optim"], preset["outcomes"]["outcome_windows"]
+    optim = preset["optim"]
+    # A rollout that leads to an ending is half as long, on average.
+    outcomes = preset["outcomes"]["outcome_windows"] + preset["outcomes"]["outcome_endings"] / 2
     update: dict[str, list[float]] = {way: [] for way in args.ways}
     last: dict[str, list[float]] = {way: [] for way in args.ways}
     for _ in range(args.repeats):
@@ -67,7 +70,7 @@ def main() -> None:
         one, of_outcome = statistics.median(update[way]), statistics.median(last[way])
         minutes = (one * optim["updates"] + of_outcome * outcomes) / 60
         print(f"{way}: {one:.3f} s an update, {frames / one:.0f} frames/s; {args.preset} from scratch "
-              f"{minutes:.0f} min ({optim['updates']} updates, {outcomes} rollouts for outcomes)")  # fmt: skip
+              f"{minutes:.0f} min ({optim['updates']} updates, {outcomes:.0f} rollouts for outcomes)")  # fmt: skip
 
 
 if __name__ == "__main__":

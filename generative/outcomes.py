@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,7 +40,8 @@ class OutcomeConfig:
     """rollouts of recorded actions from which rewards and endings are learned once more, when the rest of a context
     world is trained; 0: they are not"""
     outcome_endings: int = 0
-    """further rollouts, at most one an episode, each of which leads to its ending: more kinds of endings"""
+    """further rollouts, at most one an episode, each of which leads to its ending: more kinds of endings; of no effect
+    where --outcome_windows is 0"""
     outcome_steps: int = 32
     """steps of each of these rollouts (before an ending: up to as many); what they show takes 12 kB a step of memory in
     the preset context"""
@@ -96,8 +97,9 @@ def windows_to_endings(
     return starts[order], ahead[order]
 
 
-def with_endings(told: Known, endings: Known) -> Known:
+def with_endings(told: Known, further: Sequence[Known]) -> Known:
     """Transitions from anywhere and further endings: all endings together count as those from anywhere did."""
+    endings = Known(*(torch.cat(x) for x in zip(*further, strict=True)))
     met, more = int((told.terminal_N > 0).sum()), len(endings.reward_N)
     share = met / max(1, met + more)
     weight = torch.where(told.terminal_N > 0, share * told.weight_N, told.weight_N)

@@ -363,8 +363,6 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
         if not learned.outcome_rate > 0:
             raise UserError(f"--outcome_rate must be above 0, not {learned.outcome_rate:g}")
     cli.require(0, outcome_windows=config.outcomes.outcome_windows, outcome_endings=config.outcomes.outcome_endings)
-    if config.outcomes.outcome_endings and not config.outcomes.outcome_windows:
-        raise UserError("--outcome_endings are learned from beside --outcome_windows: give both")
     config.loss.check()
     config.context.check()
     if config.model.layout != "context" and config.context != ContextLossConfig():
@@ -608,8 +606,7 @@ class Trainer:
 
         world.precision = Precision(self.config.optim.bf16)
         train, _ = along(self.starts, config.outcome_windows)
-        if config.outcome_endings:
-            train = with_endings(train, self.endings(world, rng))
+        train = with_endings(train, self.endings(world, rng) or [train.part(slice(0))])
         held_out, episode = along(self.held_out_starts, max(1, config.outcome_windows // 10))
         world.precision = Precision()
         before, after = learn_outcomes(world, train, held_out, config, self.config.context.positive_weight, rng)
@@ -617,8 +614,9 @@ class Trainer:
             e = bootstrap_mean(cost, episode, rng=rng)
             self.run.record(f"outcome_cost_{name}", e.value, "nats a transition", e.n, e.interval)
 
-    def endings(self, world: ContextWorld, rng: np.random.Generator) -> Known:
-        """Endings of episodes that are trained on, at the ends of rollouts of up to ``outcome_steps``."""
+    def endings(self, world: ContextWorld, rng: np.random.Generator) -> list[Known]:
+        """Endings of episodes that are trained on, at the ends of rollouts of up to ``outcome_steps``; none where none
+        is asked for or there is none."""
         config, initial = self.config.outcomes, self.config.model.initial_frames
         among = np.unique(self.starts[:, 0])
         among = among[self.store.terminated[among]]
@@ -626,7 +624,7 @@ class Trainer:
         starts, ahead = windows_to_endings(self.store.steps, chosen, initial - 1, config.outcome_steps, rng)
         parts = [slice(i, i + ROLLED) for i in range(0, len(starts), ROLLED)]
         read = (self.batch_at(starts[part], initial + int(ahead[part].max())) for part in parts)
-        return known_along(world, track(read, "endings", len(parts)), endings_alone=True)
+        return [known_along(world, [batch], endings_alone=True) for batch in track(read, "endings", len(parts))]
 
     def batch_at(self, starts: np.ndarray, length: int) -> Batch:
         """Windows of ``length`` observations at starts int64 [N, 2]."""

@@ -108,7 +108,6 @@ def test_outcomes_are_learned_once_more_and_what_that_changed_is_recorded(
         (("--outcome_windows", "12", "--layout", "grid"), "--outcome_windows 12 is of --layout context, not of grid"),
         (("--outcome_windows", "1"), "--outcome_windows must be at least 2"),
         (("--outcome_windows", "12", "--outcome_rate", "0"), "--outcome_rate must be above 0, not 0"),
-        (("--outcome_endings", "3"), "--outcome_endings are learned from beside --outcome_windows: give both"),
     ],
 )
 def test_outcomes_that_cannot_be_learned_are_refused(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -502,3 +503,36 @@ def test_total_variation_and_wasserstein_by_hand():
 def test_what_cannot_be_below_0_has_an_interval_that_ends_there(measure: str) -> None:
     assert row(measure, 1, Estimate(0.14, -0.04, 0.7, 9), "1")["low"] == 0
     assert row("value_difference", 1, Estimate(0.14, -0.04, 0.7, 9), "1")["low"] == -0.04
+
+
+def test_endings_without_a_reward_are_apart_from_those_with_one():
+    """A world that tells the chance of a reward where the episode ends; one that tells a mean reward alone has none."""
+
+    @dataclass(frozen=True)
+    class Telling:
+        world: Any
+
+        def __getattr__(self, name):
+            return getattr(self.world, name)
+
+        def step(self, state, action_BA, noise=None):
+            state, shown = self.world.step(state, action_BA, noise)
+            chance = torch.tensor([[0.25, 0.75]]).expand(len(shown.reward_B), 2)
+            return state, shown._replace(ending_B=torch.full_like(shown.ending_B, 0.4), paid_B2=chance)
+
+    episodes = record_planted(STILL, episodes=8, steps=16)
+    starts = choose_starts(episodes, 2, 8, rng())
+    plain = planted_simulator(STILL)
+    telling = replace(plain, world=Telling(plain.world))
+    told = pair(telling, episodes, starts, HORIZON)
+    assert np.allclose(told.free.unpaid, 0.4 * 0.25) and np.allclose(told.dreamed.unpaid, 0.4 * 0.25)
+    untold = pair(plain, episodes, starts, HORIZON)
+    assert np.isnan(untold.free.unpaid).all()
+    assert not any(r["measure"].startswith("unpaid") for r in compare(untold, rng()).tables["fidelity"])
+    died = told.real._replace(unpaid=told.acted.astype(float), terminal=told.acted.astype(float))
+    rows = {
+        r["measure"]: r for r in compare(replace(told, real=died), rng()).tables["fidelity"] if r["horizon"] is None
+    }
+    assert rows["unpaid_ending_brier"]["simulated"] == pytest.approx(0.9**2)
+    never = {r["measure"]: r for r in compare(told, rng()).tables["fidelity"] if r["horizon"] is None}
+    assert never["unpaid_ending_average_precision"]["reason"] == "no ending without a reward in these windows"

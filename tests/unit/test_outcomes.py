@@ -15,6 +15,7 @@ from generative.outcomes import (
     cost_of,
     known_along,
     learn_outcomes,
+    outcome_loss,
     windows_to_endings,
     with_endings,
 )
@@ -116,11 +117,23 @@ def test_a_world_without_a_joint_outcome_goes_on_as_one_with_it_and_foretells_th
 def test_windows_to_endings_end_there_and_further_endings_count_as_those_met_from_anywhere() -> None:
     steps = np.array([3, 40, 2, 9])
     starts, ahead = windows_to_endings(steps, np.array([0, 1, 2, 3]), 2, 32, np.random.default_rng(0))
-    assert starts[:, 0].tolist() != [0, 1, 2, 3] or ahead.tolist() == sorted(ahead.tolist())
     assert set(starts[:, 0]) == {0, 1, 3}  # two transitions are none after three observations
     assert np.array_equal(starts[:, 1] + 2 + ahead, steps[starts[:, 0]]) and (np.diff(ahead) >= 0).all()
     anywhere, further = transitions(100, 1, 128), transitions(100, 2, 128)
     further = further.part(further.terminal_N > 0)
-    both = with_endings(anywhere, further)
+    both = with_endings(anywhere, [further.part(slice(0, 3)), further.part(slice(3, None))])
     ends = both.terminal_N > 0
     assert len(both.reward_N) == 110 and both.weight_N[ends].sum() == 10 and (both.weight_N[~ends] == 1).all()
+    assert torch.equal(with_endings(anywhere, [further.part(slice(0))]).weight_N, anywhere.weight_N)
+
+
+def test_endings_alone_are_the_endings_and_transitions_count_by_their_weights() -> None:
+    simulator, batch = context(dtype=torch.float32), a_batch(torch.float32)
+    batch = replace(batch, terminal=batch.terminal * 0)
+    batch.terminal[0, 3] = batch.terminal[2, 5] = 1
+    world = simulator.world.eval()
+    told, ends = known_along(world, [batch]), known_along(world, [batch], endings_alone=True)
+    assert len(ends.reward_N) == 2 and torch.equal(ends.known_NK, told.part(told.terminal_N > 0).known_NK)
+    once = outcome_loss(world, told, 20.0)
+    weighed = outcome_loss(world, told._replace(weight_N=torch.arange(float(len(once)))), 20.0)
+    torch.testing.assert_close(weighed, once * torch.arange(float(len(once))))
