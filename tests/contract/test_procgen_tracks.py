@@ -15,7 +15,7 @@ from envs.procgen import STANDING, ProcgenEnv, ProcgenOptions
 from envs.procgen_edits import parse_edit
 from envs.procgen_state import State, snapshot_of, state_of
 from envs.procgen_tracks import TakenBack, Things
-from validation.edits.course import EditedWorld
+from validation.edits.course import EditedWorld, taking_back
 
 CPU = torch.device("cpu")
 
@@ -120,6 +120,26 @@ def test_what_moves_by_itself_is_taken_back_at_every_later_step(game: str, text:
 def made() -> Callable[[int], ProcgenEnv]:
     options = load_agent(Path("bundles/coinrun-robust/agent"), CPU).spec.options
     return lambda slots: ProcgenEnv(ProcgenOptions(**{**options, "start_level": 700_000_000}), slots)
+
+
+def test_a_moved_agent_at_the_worlds_end_is_shown_where_it_is(made: Callable[[int], ProcgenEnv]) -> None:
+    env = made(2)
+    env.reset(0)
+    begin = list(env.snapshot())
+    env.close()
+    edit = parse_edit("move agent by 1 0", "coinrun")
+    alter = taking_back({n: edit.apply(state_of(s)) for n, s in enumerate(begin)}, [state_of(s) for s in begin])
+    edited = [snapshot_of(edit.apply(state_of(s)), s) for s in begin]
+    alter(edited, np.ones(2, bool))
+    assert [state_of(s).agent["x"] for s in edited] == pytest.approx([state_of(s).agent["x"] for s in begin])
+    later = [state_of(s) for s in begin]
+    later[0].agent["x"] = 0.5  # a cell to the left is outside of the world
+    later[1].agent["x"] += 1.5
+    copies = [snapshot_of(state, s) for state, s in zip(later, begin, strict=True)]
+    there = copies[0]
+    alter(copies, np.ones(2, bool))
+    assert copies[0] == there
+    assert state_of(copies[1]).agent["x"] == pytest.approx(later[1].agent["x"] - 1)
 
 
 def test_the_very_thing_of_the_start_is_gone_since_the_episode_began(made: Callable[[int], ProcgenEnv]) -> None:

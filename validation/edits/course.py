@@ -233,7 +233,8 @@ def following(edits: Mapping[int, Edit | None]) -> Callable[[Copies, np.ndarray]
 
 
 def taking_back(made: Mapping[int, State], unedited: Sequence[State]) -> Callable[[Copies, np.ndarray], None]:
-    """Takes the edits, by slot, back in copies of the edited states and ever later ones."""
+    """Takes the edits, by slot, back in copies of the edited states and ever later ones; a copy in which that cannot be
+    done stays as it is."""
     follow: dict[int, TakenBack] = {}
 
     def alter(copies: Copies, on_N: np.ndarray) -> None:
@@ -241,7 +242,11 @@ def taking_back(made: Mapping[int, State], unedited: Sequence[State]) -> Callabl
             if on_N[n]:
                 here, begun = state_of(copies[n]), n in follow
                 back = follow.setdefault(n, TakenBack(unedited[n], after))
-                copies[n] = snapshot_of(back.to(here) if begun else back.at_once(here), copies[n])
+                shown = back.to(here) if begun else back.at_once(here)
+                try:
+                    copies[n] = snapshot_of(shown, copies[n])
+                except UserError:  # the moved agent has come where it cannot be moved back from: the world ends there
+                    continue
 
     return alter
 
