@@ -11,6 +11,9 @@ from analysis.shared.quantities import Quantity
 from core import artefacts
 from core.stats import Estimate, bootstrap_mean
 
+Range = tuple[float, float]
+ANY, SIZE, CORRELATION = (-np.inf, np.inf), (0.0, np.inf), (-1.0, 1.0)  # what a mean can be, whatever the samples
+
 
 def summarise(
     result: artefacts.Result, quantities: Sequence[Quantity], ids: Sequence[int], units: np.ndarray, seed: int,
@@ -23,11 +26,14 @@ def summarise(
     episode of each sample."""
     a, target = result.arrays, result.notes["target_step"]
 
-    def mean_of(values: np.ndarray) -> Estimate | None:
+    def mean_of(values: np.ndarray, within: Range) -> Estimate | None:
         known = np.isfinite(values) & a["alive"][:, target]
         if not known.any():
             return None
-        return bootstrap_mean(np.asarray(values, np.float64)[known], units[known], rng=np.random.default_rng(seed))
+        e = bootstrap_mean(np.asarray(values, np.float64)[known], units[known], rng=np.random.default_rng(seed))
+        # The interval knows no bounds; cut to what there can be, it covers as often.
+        low, high = np.clip(e.interval, *within)
+        return e._replace(low=float(low), high=float(high))
 
     promised = [m for m in DELTAS if any(f"{m}_delta_{q.name}" in a for q in quantities)]
     rows: list[dict[str, Any]] = []
@@ -35,16 +41,17 @@ def summarise(
         sizes = {part: gradient_norm(result, q, part) for part in ("", "_agent_only", "_through_world")}
         rows += sample_rows(result, q, ids, sizes, promised)
         ratio = sizes["_through_world"] / np.maximum(sizes[""], np.finfo(np.float64).tiny)
-        means = {"through_world": (ratio, "norm of the straight-through gradient by the world / norm of the whole")}
+        of_world = "norm of the straight-through gradient by the world / norm of the whole"
+        means: dict[str, tuple[np.ndarray, str, Range]] = {"through_world": (ratio, of_world, SIZE)}
         for name in ("randomised_correlation", "randomised_floor", "randomised_ceiling"):
             if f"{name}_{q.name}" in a:
-                means[name] = (a[f"{name}_{q.name}"], "Spearman correlation of |gradient|")
+                means[name] = (a[f"{name}_{q.name}"], "Spearman correlation of |gradient|", CORRELATION)
         for m in promised:
             if f"{m}_delta_{q.name}" in a:
                 name = "completeness_delta" if m == "integrated" else f"completeness_delta_{m}"
-                means[name] = (np.abs(a[f"{m}_delta_{q.name}"]), q.unit)
-        for name, (values, unit) in means.items():
-            e = mean_of(values)
+                means[name] = (np.abs(a[f"{m}_delta_{q.name}"]), q.unit, SIZE)
+        for name, (values, unit, within) in means.items():
+            e = mean_of(values, within)
             if e is not None:
                 result.scalar(f"{name}_{q.name}", e.value, unit, e.n, (e.low, e.high))
     result.tables["saliency"] = rows
@@ -98,7 +105,7 @@ def sample_rows(
 def check_rows(
     checks: Mapping[tuple[str, str, str], np.ndarray],
     unit_of: Mapping[str, str],
-    mean_of: Callable[[np.ndarray], Estimate | None],
+    mean_of: Callable[[np.ndarray, Range], Estimate | None],
 ) -> list[dict[str, Any]]:
     """The table ``checks``: means of values and controls, with intervals."""
     table: list[dict[str, Any]] = []
@@ -110,7 +117,8 @@ def check_rows(
         if labels:  # paired, so that the interval is that of the difference
             parts["_minus_control"] = values[:, 0] - values[:, 1]
         for part in ("", "_control", "_minus_control", "_ceiling"):
-            e = mean_of(parts[part]) if part in parts else None
+            within = ANY if part == "_minus_control" else CHECKS[what].within
+            e = mean_of(parts[part], within) if part in parts else None
             if e and what == "randomised" and part == "_minus_control":
                 e = e._replace(low=np.nan, high=np.nan)  # of one pair of shuffled ones, whatever the number of frames
             at = part.removeprefix("_") or "value"
@@ -128,14 +136,16 @@ class Check(NamedTuple):
     unit: str  # "": the quantity's own
     controls: tuple[str, ...]
     good: str
+    within: Range
 
 
 CHECKS = {
-    "infidelity": Check("squared unit", ("control",), "below control: the same map, its pixels shuffled"),
-    "sensitivity": Check("relative change of the map", (), "small"),
-    "insertion": Check("", ("control",), "above control: random order"),
-    "deletion": Check("", ("control",), "below control: random order"),
+    "infidelity": Check("squared unit", ("control",), "below control: the same map, its pixels shuffled", SIZE),
+    "sensitivity": Check("relative change of the map", (), "small", SIZE),
+    "insertion": Check("", ("control",), "above control: random order", ANY),
+    "deletion": Check("", ("control",), "below control: random order", ANY),
     "randomised": Check("Spearman correlation of |gradient|", ("control", "ceiling"),
-                        "near control (one pair of randomised ones), far below ceiling (trained, two noises)"),
+                        "near control (one pair of randomised ones), far below ceiling (trained, two noises)",
+                        CORRELATION),
 }  # fmt: skip
 DELTAS = ("integrated", "deeplift", "latent")  # methods that promise to add up

@@ -21,11 +21,13 @@ from analysis.saliency.attributions import deeplift, explainer, integrated, late
 from analysis.saliency.config import SaliencyConfig
 from analysis.saliency.frame import Attribution, Frame
 from analysis.saliency.randomisation import rank_correlation
+from analysis.saliency.tables import summarise
 from analysis.shared import bases, strips
 from analysis.shared.gradients import Gradients, agent_gradients, gradients, saved_bytes, unroll
 from analysis.shared.quantities import Quantity, Reading, find_quantities
 from analysis.shared.randomised import randomised, randomised_world
 from analysis.target_functions.targets import find_targets
+from core.artefacts import Result
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis
 from core.figures import NEGATIVE, POSITIVE, rgb
@@ -439,6 +441,29 @@ def test_batches_give_what_one_pass_gives(learned: Simulator[RSSMWorld], tmp_pat
     )
     assert whole.scalars["through_world_value"]["n"] == 3
     assert [row["sample"] for row in whole.tables["saliency"]] == ids * 2
+
+
+def test_intervals_of_few_samples_end_where_the_quantity_does() -> None:
+    """Correlations within -1 and 1, norms, their ratios and absolute errors not below 0; y itself anywhere."""
+    (q,) = find_quantities(["value"], SPEC, no_basis)
+    two = np.array([-0.4, 0.8])
+    result = Result(notes={"target_step": 0, "fields": ["frames"], "combined": False})
+    result.arrays = {
+        "alive": np.ones((2, 1), bool), "y_value": two, "randomised_floor_value": two,
+        "norm_value": np.ones(2), "norm_value_agent_only": np.ones(2), "norm_value_through_world": two**2,
+        "integrated_delta_value": two, "change_value": two,
+    }  # fmt: skip
+    tried = {("value", "randomised", "gradient"): np.stack([two, two, two], 1),
+             ("value", "sensitivity", "gradient"): two[:, None] ** 2,
+             ("value", "insertion", "gradient"): np.stack([two, two / 2], 1)}  # fmt: skip
+    summarise(result, [q], [3, 5], np.arange(2), 0, tried)
+    ends = {name: found["interval"] for name, found in result.scalars.items()}
+    assert ends["randomised_floor_value"] == [-1, 1]
+    assert ends["through_world_value"][0] == ends["completeness_delta_value"][0] == 0
+    rows = {row["check"]: row for row in result.tables["checks"]}
+    assert (rows["randomised"]["value_low"], rows["randomised"]["ceiling_high"]) == (-1, 1)
+    assert rows["sensitivity"]["value_low"] == 0 < rows["sensitivity"]["value_high"]
+    assert rows["insertion"]["value_low"] < -1 and rows["insertion"]["value_high"] > 1
 
 
 def soft(logits_BA: Tensor, noise_BA: Tensor | None = None) -> tuple[Tensor, Tensor]:

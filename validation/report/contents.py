@@ -492,7 +492,7 @@ def saliency(run: Traced) -> Section:
     through, chance = (_by_quantity(result, name) for name in ("through_world", "randomised_correlation"))
     found = [f"Saliency: {through} of the straight-through gradient's size runs through the world"] if through else []
     if through and chance:
-        found[0] += f"; correlation of its picture with that of an agent with random weights: {chance}"
+        found[0] += f"; rank correlation of |gradient| with that of an agent with random weights: {chance}"
     return Section("Saliency", "".join(html), tuple(f"{f}." for f in found))
 
 
