@@ -36,7 +36,7 @@ from core.artefacts import WEIGHTS
 from core.config import nearest
 from core.contracts import Agent, EnvSpec, Intervention, Step, UserError, VecEnv
 from core.directions import fingerprint
-from core.episodes import Episode, RolloutStore, StoreWriter, episode_of
+from core.episodes import Episode, RolloutStore, StoreWriter, episode_of, without_cut
 from core.interventions import InterventionOptions, OnRows, build, nothing_altered
 from core.progress import bar
 from core.ranks import ALONE, Processes, from_torchrun
@@ -515,7 +515,8 @@ class Kept:
     def in_words(self, intervened: bool) -> str:
         did = f", {self.altered:,} of them altered" if intervened else ""
         cut = f" and {self.cut} that were cut" if self.cut else ""
-        mean = f", mean return {np.mean(self.returns):.2f}" if self.returns else ""
+        of = without_cut(self.cut, len(self.returns))
+        mean = f", mean return {np.mean(self.returns):.2f}{of}" if self.returns else ""
         return f"{len(self.returns)} episodes{cut}, {self.steps:,} steps{did}{mean}"
 
 

@@ -34,7 +34,14 @@ CHUNK_STEPS = 32
 SHARD_STEPS = 16_384
 OPEN = 16  # files of a store at a time: HDF5 keeps one to two megabytes of each
 GROUPS = ("obs", "truth", "world", "points")  # columns of an episode that have a name in a group
+MOST_CUT = 0.01  # of the episodes: what a recorder cut off are the long ones, so that those left are shorter than most
 TRANSITION = ("action", "logits", "reward")  # one row a transition, T; all others one row an observation
+
+
+def without_cut(cut: int, whole: int) -> str:
+    """What is said beside a mean of whole episodes that leaves out those that the recorder cut: " (3 cut ...)"."""
+    shorter = ", so that these are the shorter ones" if cut > MOST_CUT * (cut + whole) else ""
+    return f" ({cut} cut short left out{shorter})" if cut else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,12 +24,12 @@ from typing import Any
 
 import tyro
 
-from analysis.events.counts import MOST_CUT, Counts, assemble, chosen_events, count
+from analysis.events.counts import Counts, assemble, chosen_events, count
 from analysis.shared.units import many
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
-from core.episodes import RolloutStore
+from core.episodes import RolloutStore, without_cut
 from core.stats import few
 
 STAGE = "events"
@@ -97,9 +97,7 @@ def summary(result: Result, one: Counts, altered: Counts | None, out: Path) -> s
 def _size(counts: Counts) -> str:
     """How much was counted, and what was left out."""
     n = len(counts.times_EX)
-    shorter = ", so that these are the shorter ones" if counts.share_cut > MOST_CUT else ""
-    cut = f" ({counts.cut} cut short left out{shorter})" if counts.cut else ""
-    return f"{n} episode{'s' * (n != 1)}, {counts.steps:,} steps{cut}"
+    return f"{n} episode{'s' * (n != 1)}, {counts.steps:,} steps{without_cut(counts.cut, n)}"
 
 
 def sentence(row: Mapping[str, Any], names: Mapping[str, str]) -> str:

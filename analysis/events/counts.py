@@ -17,13 +17,12 @@ from analysis.shared.truths import every_of, levels_of, names_of
 from analysis.shared.units import units
 from core.artefacts import Result, finite
 from core.contracts import EnvSpec, UserError
-from core.episodes import RolloutStore
+from core.episodes import MOST_CUT, RolloutStore
 from core.roll import one_hot
 from core.stats import ALPHA, benjamini_hochberg, means, ratios, shares
 from envs.procgen_truth import truth_events
 from envs.registry import renewed
 
-MOST_CUT = 0.01  # of the episodes: what a recorder cut off are the long ones, so that those left are shorter than most
 NOT_TOLD = "not told: many episodes were cut, and whole ones are the shorter ones; record with --episodes"
 
 

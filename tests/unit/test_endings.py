@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agents.evaluate import whole_episodes
-from agents.record import record_episodes
+from agents.record import Kept, record_episodes
 from analysis.events import __main__ as events
 from core import artefacts
 from core.artefacts import Result, write_json
@@ -18,6 +18,7 @@ from core.contracts import UserError
 from core.episodes import Episode, StoreWriter
 from envs.planted import PlantedOptions, PlantedWorld, planted_simulator
 from envs.procgen import ProcgenEnv, ProcgenOptions
+from validation.report.contents import _recorded
 
 STEPS = 4
 
@@ -52,6 +53,19 @@ def test_who_runs_out_of_time_has_not_died(tmp_path: Path) -> None:
     words = ("timeouts: truncated", "endings: ended", "lost: ended and reward <= 0")
     events.main(events.EventsConfig(rollouts=path, events=words, out=tmp_path / "own"))
     assert [row["times"] for row in Result.load(tmp_path / "own").tables["events"]] == [2, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("cut", "whole", "said"),
+    [(0, 2, ""), (1, 200, " (1 cut short left out)"),
+     (8, 2, " (8 cut short left out, so that these are the shorter ones)")],
+)  # fmt: skip
+def test_a_recordings_mean_return_says_what_it_leaves_out(cut: int, whole: int, said: str) -> None:
+    kept = Kept(returns=[1.0] * whole, lengths=[STEPS] * whole, cut=cut, cut_steps=STEPS * cut)
+    assert kept.in_words(False).endswith(f", mean return 1.00{said}")
+    metrics = {"return_mean": {"value": 1.0, "n": whole}} | ({"cut": {"value": cut}} if cut else {})
+    words = _recorded(Path("r"), {"metrics": metrics, "facts": {}, "config": {}})
+    assert words.startswith(f"In the {whole} episodes") and words.endswith(f"its mean return is 1{said}.")
 
 
 def test_cut_episodes_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

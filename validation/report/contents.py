@@ -21,7 +21,7 @@ from analysis.shared.behaviours import load_behaviours
 from analysis.shared.surrogates import in_words
 from core import artefacts
 from core.artefacts import Result
-from core.episodes import RolloutStore
+from core.episodes import RolloutStore, without_cut
 from core.figures import REAL, figure_of
 from core.files import csv_of
 from core.stages import OF_AN_AGENT
@@ -101,10 +101,7 @@ def agent_and_world(chosen: Chosen) -> Section:
         evaluations = ["How well it does in episodes kept apart was not evaluated."]
         html.append(to_make("evaluate", chosen, evaluations[0]))
     recordings = {p: m for p, m in chosen.every.items() if m["stage"] == "record"}
-    for path, recorded in recordings.items():
-        if (metric := recorded["metrics"].get("return_mean")) is not None:
-            where = f"{number(metric['n'])} episodes recorded in {shown(path)}{_acted(recorded)}"
-            html.append(paragraph(f"In the {where} its mean return is {number(metric['value'])}."))
+    html += [paragraph(words) for path, recorded in recordings.items() if (words := _recorded(path, recorded))]
     html += [_real_strip(path) for path in sorted(recordings, key=lambda p: bool(_acted(recordings[p])))[:1]]
     if "curve.csv" in manifest["files"]:
         html.append(_learning_curve(artefacts.load_bytes(chosen.agent, "curve.csv").decode()))
@@ -113,6 +110,16 @@ def agent_and_world(chosen: Chosen) -> Section:
         "".join(html),
         (f"The agent: {words[0].lower()}{' '.join([f'{words[1:]}.', *evaluations])}",),
     )
+
+
+def _recorded(path: Path, manifest: Mapping[str, Any]) -> str:
+    """What the whole episodes of a recording returned; "": it has none."""
+    metrics = manifest["metrics"]
+    if (metric := metrics.get("return_mean")) is None:
+        return ""
+    cut = without_cut(int(metrics["cut"]["value"]) if "cut" in metrics else 0, metric["n"])
+    where = f"{number(metric['n'])} episodes recorded in {shown(path)}{_acted(manifest)}"
+    return f"In the {where} its mean return is {number(metric['value'])}{cut}."
 
 
 def described(about: Mapping[str, Any]) -> str:
