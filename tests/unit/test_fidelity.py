@@ -445,6 +445,21 @@ def test_a_reward_of_one_size_is_foretold_as_a_probability(noisy):
     assert {"reward_brier", "reward_calibration_error", "terminal_calibration_error"} <= measures
 
 
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [
+        (0, "there are none in these windows"),
+        (-1, "all are -1, and what is foretold is a reward above 0"),
+        (None, "of one size"),
+    ],
+)
+def test_why_rewards_are_not_foretold_as_a_probability(noisy, reward, why):
+    paired, _ = noisy
+    real = paired.real if reward is None else paired.real._replace(reward=np.full_like(paired.real.reward, reward))
+    (said,) = [x for x in compare(replace(paired, real=real), rng()).notes["left_out"] if x.startswith("Brier")]
+    assert why in said
+
+
 def test_ids_that_do_the_same_add_up():
     probability = softmax(np.log(np.array([[0.4, 0.3, 0.3]])))
     assert probability.argmax(-1) == 0

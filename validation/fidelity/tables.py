@@ -133,10 +133,25 @@ def stretches(horizon: int) -> list[tuple[int | None, int, int]]:
     return [(None, 0, horizon), *((b, a, b) for a, b in itertools.pairwise(edges))]
 
 
+def reward_sizes(p: Paired) -> np.ndarray:
+    """The sizes of the real rewards other than 0, ascending."""
+    return np.unique(p.real.reward[p.acted & (p.real.reward != 0)])
+
+
 def sole_reward(p: Paired) -> float | None:
-    """The size of a reward where all are of one size, else None."""
-    sizes = np.unique(p.real.reward[p.acted & (p.real.reward != 0)])
+    """The size of a reward where all are of one size above 0, else None."""
+    sizes = reward_sizes(p)
     return float(sizes[0]) if len(sizes) == 1 and sizes[0] > 0 else None
+
+
+def no_probability(p: Paired) -> str:
+    """Why ``sole_reward`` is None, and rewards are not foretold as a probability."""
+    sizes = reward_sizes(p)
+    if not len(sizes):
+        return "there are none in these windows"
+    if len(sizes) == 1:
+        return f"all are {sizes[0]:g}, and what is foretold is a reward above 0"
+    return "they are not all of one size, so their foretold mean is no probability"
 
 
 def forecasts(p: Paired, side: Side) -> dict[str, np.ndarray]:
@@ -497,10 +512,7 @@ def compare(
             "with dreams (returns, lengths, actions, survival, dreamed states): the agent explored in them"
         )
     if sole_reward(p) is None:
-        result.notes["left_out"].append(
-            "Brier score and calibration of rewards: they are not all of one size, so their foretold mean is no "
-            "probability"
-        )
+        result.notes["left_out"].append(f"Brier score and calibration of rewards: {no_probability(p)}")
     if not found.notes:
         result.notes["left_out"].append("counterfactual actions, gradients and another policy: --no-counterfactual")
     return summarise(result)
