@@ -275,7 +275,7 @@ def _check_gradients(call: Checked, obs: Batch, states: tuple[Tree, Tree], none:
         _flows(at_h[i], [h], f"{name} to h")
         if fields:
             _flows(out, fields, f"{name} to the observation")
-        if past and not torch.equal(out, other[i]):
+        if past and not _close(out, other[i]):  # float32 rounds what is added and taken away
             _flows(out, past, f"{name} to the state before, which matters to them")
 
 

@@ -113,6 +113,24 @@ def test_a_foreign_lstm_keeps_the_contract() -> None:
     check(Lstm(), seen_by(VECTOR))
 
 
+class RoundsByThePast(Lstm):
+    """The past matters to nothing but the last digits of what is added to it and taken away again."""
+
+    def advance(self, seen: Any, state: Any, is_first_B: Tensor) -> Any:
+        before = torch.where(is_first_B[:, None], 0, state[0])
+        h = (torch.tanh(seen) + before) - before
+        return h, h.clone()
+
+
+def test_rounding_is_no_memory() -> None:
+    agent, (obs, *_) = RoundsByThePast(), seen_by(VECTOR)
+    seen, none = agent.encode(obs), torch.zeros(ROWS, dtype=torch.bool)
+    states = [agent.initial(ROWS), (torch.randn(ROWS, 6), torch.zeros(ROWS, 6))]
+    one, other = (agent.heads(seen, agent.advance(seen, state, none))[0] for state in states)
+    assert 0 < (one - other).abs().max() < 1e-5
+    check(agent, seen_by(VECTOR))
+
+
 class ChangesObservations(Lstm):
     def encode(self, obs: Mapping[str, Tensor]) -> Any:
         obs["x"].mul_(0.5)
