@@ -263,6 +263,11 @@ def smallest(
     return out if ahead else None
 
 
+def _share(e: Estimate) -> str:
+    """A share as a sentence gives it."""
+    return in_text(e, of="levels") if e.n else "an unknown share (no level tells)"
+
+
 def sentences(
     rows: Sequence[Mapping[str, Any]], edit: str, ranks: Sequence[int], least: int | None, horizon: int,
     guards: Mapping[int, subspaces.Guard],
@@ -282,7 +287,7 @@ def sentences(
     kl, late = (estimate_of(rows, edit, CAUSAL, rank, f"recovered {KL}{at}") for at in ("", f"@1..{horizon}"))
     whole_late = estimate_of(rows, edit, WHOLE, None, f"recovered {KL}@1..{horizon}")
     when = f"over the {horizon} steps after"
-    after = f"{in_text(late, of='levels')} {when} (the whole state: {in_text(whole_late, of='levels')})"
+    after = f"{_share(late)} {when} (the whole state: {_share(whole_late)})"
     if whole_late[:3] == (0, 0, 0):  # in no pair anything
         after = f"nothing {when}, as the whole state does: what is exchanged lasts no longer"
     back = estimate_of(rows, edit, CAUSAL, rank, BACK_ACCURACY)
@@ -290,10 +295,10 @@ def sentences(
     inside = estimate_of(rows, edit, VARYING, rank, ACCURACY)
     return [
         f"{head}.",
-        f"At rank {rank} the patch takes away {in_text(kl, of='levels')} of the divergence from the edited world's "
-        f"policy at once, and {after}; patched back it restores {in_text(back, of='levels')} of the actions.",
+        f"At rank {rank} the patch takes away {_share(kl)} of the divergence from the edited world's "
+        f"policy at once, and {after}; patched back it restores {_share(back)} of the actions.",
         f"{held.varying:.3g} of it lies where recorded states vary, {held.read:.3g} where the heads read; with the "
-        f"part where states vary alone the accuracy is {in_text(inside, of='levels')}.",
+        f"part where states vary alone the accuracy is {_share(inside)}.",
     ]
 
 
@@ -302,12 +307,10 @@ def text_of_transfer(rows: Sequence[Mapping[str, Any]], edit: str, rank: int) ->
     accuracy = estimate_of(rows, edit, CAUSAL, rank, ACCURACY)
     kl = estimate_of(rows, edit, CAUSAL, rank, f"recovered {KL}")
     if accuracy.n == 0:
-        return (
-            f"'{edit}' (transfer): no pair's likeliest action differs; {in_text(kl, of='levels')} of the KL recovered."
-        )
+        return f"'{edit}' (transfer): no pair's likeliest action differs; {_share(kl)} of the KL recovered."
     return (
         f"'{edit}' (transfer, rank {rank}): interchange accuracy {in_text(accuracy, of='levels')}; recovered "
-        f"{in_text(kl, of='levels')} of the KL at once."
+        f"{_share(kl)} of the KL at once."
     )
 
 

@@ -22,6 +22,7 @@ from validation.fidelity.__main__ import directions_of
 from validation.fidelity.measures import in_effect, psnr, row, softmax, ssim, ssim_to, total_variation, wasserstein
 from validation.fidelity.pairing import Paired, choose_starts, pair
 from validation.fidelity.tables import compare, forecasts, lives, stretches, survival_rows
+from validation.report.contents import _tried_again
 
 STILL = PlantedOptions(noise=0.0, hazard=0.05)  # the world without noise is the modal simulator itself
 HORIZON = 6
@@ -458,6 +459,15 @@ def test_why_rewards_are_not_foretold_as_a_probability(noisy, reward, why):
     real = paired.real if reward is None else paired.real._replace(reward=np.full_like(paired.real.reward, reward))
     (said,) = [x for x in compare(replace(paired, real=real), rng()).notes["left_out"] if x.startswith("Brier")]
     assert why in said
+
+
+def test_the_report_gives_the_reason_for_counterfactuals_that_nothing_told():
+    gone = {"simulated": None, "low": None, "high": None, "floor": None, "baseline_mean": None, "n": 64, "horizon": 8}
+    why = "actions of several parts are not held one by one"
+    rows = [{**gone, "measure": "counterfactual_top1", "reason": why},
+            {**gone, "measure": "gradient_sign_action_through_world", "reason": "x"}]  # fmt: skip
+    assert _tried_again(rows) == (f"Counterfactual actions: {why}.",)
+    assert _tried_again(rows[1:]) == ()
 
 
 def test_ids_that_do_the_same_add_up():

@@ -28,6 +28,7 @@ from analysis.causal_directions.study import (
     halves,
     measure,
     seek,
+    sentences,
     smallest,
     with_q,
 )
@@ -115,6 +116,9 @@ def test_what_only_the_value_reads_is_found_and_nothing_is_said_of_actions(seed:
     rng = np.random.default_rng(0)
     assert np.isnan(estimate_of(estimated(got, levels, "e", rng), "e", CAUSAL, 1, f"recovered {KL}").value)
     assert {row["measure"] for row in compared(got, levels, "e", rng)} == {VALUE}
+    said = sentences(estimated(got, levels, "e", rng), "e", (1,), None, 4, found.guards)
+    assert "the patch takes away an unknown share (no level tells) of the divergence" in said[1]
+    assert "nan" not in " ".join(said)
 
 
 def test_what_is_patched_back_undoes_it() -> None:

@@ -273,14 +273,18 @@ def _tried_again(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         r["measure"]: r for r in rows if r["measure"] in ("counterfactual_top1", "gradient_sign_action_through_world")
     }
     said = []
-    if (r := last.get("counterfactual_top1")) is not None:
+    r = last.get("counterfactual_top1")
+    if r is not None and r["simulated"] is None:
+        said += [f"Counterfactual actions: {why}"] if (why := r.get("reason")) else []
+    elif r is not None:
         said.append(
             f"Counterfactual actions: from {number(r['n'])} real moments, an action held {r['horizon']} steps, the "
             f"simulated frame is nearest to the real one of the same action in {around(r, 'simulated')} of cases "
             f"(chance {number(r['baseline_mean'])}; real frames themselves, some of which are alike, "
             f"{number(r['floor'])})"
         )
-    if (r := last.get("gradient_sign_action_through_world")) is not None:
+    r = last.get("gradient_sign_action_through_world")
+    if r is not None and r["simulated"] is not None:
         said.append(
             f"straight-through gradients through the world have the sign of the real effect on later actions in "
             f"{around(r, 'simulated')} of cases, {r['horizon']} steps on (chance 0.5)"
