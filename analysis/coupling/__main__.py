@@ -44,7 +44,7 @@ from analysis.coupling.edges import PAGE, page, strongest_pairs
 from analysis.coupling.estimates import couple, plan
 from analysis.coupling.figures import draw
 from analysis.coupling.jacobian import Recorded
-from analysis.coupling.labels import labelled
+from analysis.coupling.labels import labelled, labels_in
 from analysis.coupling.tables import assemble
 from analysis.shared.behaviours import load_behaviours
 from analysis.shared.sources import check_made_from, check_own, open_samples
@@ -109,9 +109,7 @@ def main(config: CouplingConfig) -> None:
         check_own(store, simulator, config.simulator)
         read = {"samples": drawn(store, 0, config.most_states, config.seed)}
         sampled, h = labelled(store, basis, behaviours, "sim", read["samples"].episodes)
-        labels = sorted({int(b) for b in np.unique(sampled.label_N) if b >= 0})
-        if not labels:
-            raise UserError(f"{config.behaviours} labels no step of {config.samples}; run analysis.behaviours on it")
+        labels = labels_in(sampled.label_N, config.behaviours, config.samples)
         simulator = as_started(simulator, store)
         recorded = Recorded.of(store, simulator, device)
         # What is simulated again begins from every latent; what is read needs none.

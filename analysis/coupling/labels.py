@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -39,3 +40,14 @@ def labelled(
     c = basis.project(torch.from_numpy(columns["h"])).numpy().astype(np.float64)
     unit = source_episodes(store, range(len(store)))[index[:, 0]]
     return Labelled(index, unit, behaviour_labels(index, behaviours, source), c), columns["h"]
+
+
+def labels_in(label_N: np.ndarray, behaviours: Path | None, samples: Path) -> list[int]:
+    """The behaviours that some step has.  UserError where none has one."""
+    labels = sorted({int(b) for b in np.unique(label_N) if b >= 0})
+    if not labels:
+        raise UserError(
+            f"{behaviours} labels no step of {samples}: all are too near to their end for its --lags, or noise; record "
+            "longer ones (--steps), or run analysis.behaviours with shorter --lags or a smaller --min_cluster_size"
+        )
+    return labels

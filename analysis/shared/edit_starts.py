@@ -93,11 +93,26 @@ class _Refusals:
 
     @property
     def words(self) -> str:
+        """The commonest reason, and how common it is."""
+        if not self.count:
+            return self.commonest
+        _, n = self.count.most_common(1)[0]
+        return f"in {n / self.states:.0%} of {self.states:,} states that were tried: {self.commonest}"
+
+    @property
+    def commonest(self) -> str:
         """The commonest reason."""
         if not self.count:
             return "no start was in a behaviour that an edit is about"
-        kind, n = self.count.most_common(1)[0]
-        return f"in {n / self.states:.0%} of {self.states:,} states that were tried: {self.example[kind]}"
+        return self.example[self.count.most_common(1)[0][0]]
+
+
+def why_not(edit: Edit, snapshots: Iterable[bytes]) -> str:
+    """The commonest reason for which the edit cannot be made in those of these states that do not take it."""
+    refusals = _Refusals()
+    for snapshot in snapshots:
+        refusals.all_refuse([edit], snapshot)
+    return refusals.commonest
 
 
 def collect(

@@ -387,6 +387,12 @@ def test_mistakes_are_one_line(
         run(tmp_path / "e", *agent, *argv)
 
 
+def test_an_edit_that_no_start_takes_is_refused_with_the_reason(tmp_path: Path) -> None:
+    said = r"can be made at 0 of 8 starts.* .elsewhere: .*outside of a world.*; ask for later ones"
+    with pytest.raises(UserError, match=said):
+        run(tmp_path / "e", "--agent", AGENT, "--edits", "remove crate", "move agent by 1e9 0")
+
+
 def tried_row(source: str, moved: bool, restored: float) -> Tried:
     """A row of which nothing is in doubt but what it is special among."""
     row = {"edit": "remove coin", "source": source, "quantity": "policy", "unit": "", "n": 64, "moved_by_edit": 1.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,13 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, argv: tuple[str
     with pytest.raises(UserError, match=said) as caught:
         run(tmp_path / "s", *agent, *argv)
     assert "\n" not in str(caught.value) and not (tmp_path / "s").exists()
+
+
+def test_a_scene_that_no_level_holds_is_not_asked_for_fewer_times() -> None:
+    env = ProcgenEnv(ProcgenOptions(start_level=LEVEL, num_levels=0), 2, threads=1)
+    with pytest.raises(UserError, match=r"only 0 of \d+ levels .*; ask for another scene or other values$"):
+        build_starts(
+            replace(scene_of("wall_height"), base="levels"), (999,), env, bases=2, positions=1, jitter=0.1,
+            velocities=(0.0,), start_level=LEVEL, seed=0,
+        )  # fmt: skip
+    env.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -774,3 +775,9 @@ def test_matrices_are_drawn_with_their_significance(planted_coupling: estimates.
     edges = {(NAMES.index(e["source"]), NAMES.index(e["target"])) for e in result.tables["edges"] if e["lag"] == 1}
     assert dots[0] == edges and dots[3] == set()
     assert dots[4] == set(zip(*np.nonzero(result.arrays["q_correlation"][0, 0] <= 0.05), strict=True))
+
+
+def test_samples_that_no_behaviour_labels_are_refused_with_what_helps() -> None:
+    assert labels.labels_in(np.array([-1, 2, 0, 2]), Path("b"), Path("s")) == [0, 2]
+    with pytest.raises(UserError, match=r"b labels no step of s: .*record longer ones .*shorter --lags"):
+        labels.labels_in(np.array([-1, -1]), Path("b"), Path("s"))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.shared.edit_starts import collect, fits
+from analysis.shared.edit_starts import collect, fits, why_not
 from analysis.shared.events import Event
 from core.artefacts import Result
 from core.contracts import Agent, UserError
@@ -133,9 +133,11 @@ def _asked(
         here = _inside(h, h_NH, rule)
         of = fixed[h.change] = [fits(h.edit, s) if on else None for s, on in zip(starts.states, here, strict=True)]
         if (n := sum(e is not None for e in of)) < verdicts.LEAST_STARTS:
+            why = why_not(h.edit, (s for s, on in zip(starts.states, here, strict=True) if on))
             raise UserError(
                 f"edit {h.change!r} can be made at {n} of {len(of)} starts, and at least {verdicts.LEAST_STARTS} are "
-                "needed; ask for more (--starts), later ones (--latest_start) or another edit"
+                f"needed (elsewhere: {why}); ask for {'more (--starts), ' if n else ''}later ones (--latest_start) or "
+                "another edit"
             )
     plain = _measured(unedited.course, measures)
     late = [q for q in plain if is_late(q)]

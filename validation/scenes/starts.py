@@ -73,9 +73,8 @@ def build_starts(
                     raise
                 left_out, why = left_out + 1, str(error)
     if len(found) < bases:
-        raise UserError(
-            f"only {len(found)} of {tried} levels can hold the scene at every value ({why}); ask for fewer (--bases)"
-        )
+        remedy = "ask for fewer (--bases)" if found else "ask for another scene or other values"
+        raise UserError(f"only {len(found)} of {tried} levels can hold the scene at every value ({why}); {remedy}")
     states = tuple(tuple(s for _, rows in found for s in rows[v]) for v in range(len(values)))
     return SceneStarts(scene, tuple(values), tuple(level for level, _ in found), states, stances, left_out)
 
