@@ -27,6 +27,7 @@ from validation.fidelity.measures import WINDOW, Row, as_float, ssim_to
 
 FEWEST_EPISODES = 4
 STRIPS = 4  # windows kept to look at
+AHEAD = ("reward", "terminal", "unpaid")  # what is of transitions
 
 
 class Side(NamedTuple):
@@ -211,12 +212,9 @@ def pair(
             guesses["forced"] = runs["forced"].obs[name].cpu().numpy()
         part: dict[str, Any] = {"seen": w["seen"], "acted": w["acted"][:, :horizon]}
         part |= _compared(real, guesses, {"copy": real[:, :1], "mean": mean.astype(np.float32)})
-        w["unpaid"] = w["terminal"].astype(bool) & (w["reward"] == 0)
-        ahead = ("reward", "terminal", "unpaid")
-        part |= {f"real/{k}": w[k][:, :horizon] if k in ahead else w[k] for k in Side._fields}
+        part |= {f"real/{k}": w[k][:, :horizon] if k in AHEAD else w[k] for k in Side._fields}
         for kind, run in runs.items():
-            part |= {f"{kind}/{k}": getattr(run, k).cpu().numpy() for k in Side._fields if k != "unpaid"}
-            part[f"{kind}/unpaid"] = _unpaid(run).cpu().numpy()
+            part |= {f"{kind}/{k}": x.cpu().numpy() for k, x in _simulated(run).items()}
         shown = [i - first for i in display if first <= i < first + len(some)]
         batch_of = Batch(obs, initial, action, w["seen"], state, beginning, runs["free"], real, guesses)
         for rung, chance in zip(rungs, drawn[number], strict=True):
@@ -235,11 +233,11 @@ def pair(
     return _together(parts, starts, by_itself, display, sorted(kinds))
 
 
-def _unpaid(run: Trajectory) -> Tensor:
-    """The chance that a transition ends the episode without a reward, [B, K]; NaN where the world tells a mean reward
-    alone."""
+def _simulated(run: Trajectory) -> dict[str, Tensor]:
+    """A ``Side``.  An ending without a reward has a chance where the world tells more than a mean reward."""
     told = bool((run.paid != 1).any())
-    return run.terminal * (1 - run.paid[..., 1]) if told else torch.full_like(run.terminal, torch.nan)
+    unpaid = run.terminal * (1 - run.paid[..., 1]) if told else torch.full_like(run.terminal, torch.nan)
+    return {k: unpaid if k == "unpaid" else getattr(run, k) for k in Side._fields}
 
 
 def _luck(simulator: Simulator[Any], size: int, steps: int, generator: torch.Generator, greedy: bool) -> list[Noise]:
@@ -311,6 +309,7 @@ def _window(
         "logits": pad(episode.logits, now, count),
         "reward": pad(episode.reward, now, count),
         "terminal": pad(terminal, now, count),
+        "unpaid": pad(terminal & (episode.reward == 0), now, count),
         "seen": np.arange(now, now + count) < len(episode.h),
         "acted": np.arange(now, now + count) < episode.steps,
     }
