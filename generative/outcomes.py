@@ -99,11 +99,10 @@ def windows_to_endings(
 
 def with_endings(told: Known, further: Sequence[Known]) -> Known:
     """Transitions from anywhere and further endings: all endings together count as those from anywhere did."""
-    endings = Known(*(torch.cat(x) for x in zip(*further, strict=True)))
-    met, more = int((told.terminal_N > 0).sum()), len(endings.reward_N)
+    met, more = int((told.terminal_N > 0).sum()), sum(len(x.reward_N) for x in further)
     share = met / max(1, met + more)
     weight = torch.where(told.terminal_N > 0, share * told.weight_N, told.weight_N)
-    parts = (told._replace(weight_N=weight), endings._replace(weight_N=share * endings.weight_N))
+    parts = [told._replace(weight_N=weight), *(x._replace(weight_N=share * x.weight_N) for x in further)]
     return Known(*(torch.cat(x) for x in zip(*parts, strict=True)))
 
 

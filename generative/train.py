@@ -515,7 +515,7 @@ class Trainer:
         starts = self.held_out_starts = store.window_starts(initial + 1, [usable[i] for i in held_out])
         fixed = np.random.default_rng(config.seed)
         chosen = starts[spread_over_episodes(np.arange(len(starts)), starts[:, 0], config.validation_windows, fixed)]
-        self.validation = self.batch_at(chosen, self.length)
+        self.validation = self.batch_at(store, chosen, self.length)
         self.validation_episode = chosen[:, 0]
         self.state_file = run.path / "training_state" / "state.pt"
         self.step, self.wall_before, self.best = 0, 0.0, float("inf")
@@ -559,9 +559,7 @@ class Trainer:
             source = self.branches
         starts = source.starts[self.rng.integers(len(source.starts), size=source.batch)]
         part = self.processes.part(source.batch)
-        initial = self.config.model.initial_frames
-        window = source.store.read_windows(self.columns, starts[part], initial - 1 + source.steps)
-        batch = to_batch(window, initial, self.device)
+        batch = self.batch_at(source.store, starts[part], self.config.model.initial_frames - 1 + source.steps)
         self.waited += time.perf_counter() - began
         # Every process draws for the whole batch, so that the result does not depend on how many they are.
         draws = self.course.draw(self.simulator.world, source.batch, source.steps, self.generator, progress).part(part)
@@ -600,13 +598,14 @@ class Trainer:
         def along(starts: np.ndarray, count: int) -> tuple[Known, np.ndarray]:
             chosen = starts[rng.choice(len(starts), min(len(starts), count), replace=False)]
             parts = np.array_split(chosen, math.ceil(len(chosen) / ROLLED))
-            read = (self.batch_at(x, length) for x in parts)
+            read = (self.batch_at(self.store, x, length) for x in parts)
             told = known_along(world, track(read, "rewards and endings", len(parts)))
             return told, chosen[:, 0][told.window_N.cpu().numpy()]
 
         world.precision = Precision(self.config.optim.bf16)
         train, _ = along(self.starts, config.outcome_windows)
-        train = with_endings(train, self.endings(world, rng) or [train.part(slice(0))])
+        if config.outcome_endings:  # else nothing is drawn for them, and all comes as it did without
+            train = with_endings(train, self.endings(world, rng))
         held_out, episode = along(self.held_out_starts, max(1, config.outcome_windows // 10))
         world.precision = Precision()
         before, after = learn_outcomes(world, train, held_out, config, self.config.context.positive_weight, rng)
@@ -615,20 +614,19 @@ class Trainer:
             self.run.record(f"outcome_cost_{name}", e.value, "nats a transition", e.n, e.interval)
 
     def endings(self, world: ContextWorld, rng: np.random.Generator) -> list[Known]:
-        """Endings of episodes that are trained on, at the ends of rollouts of up to ``outcome_steps``; none where none
-        is asked for or there is none."""
+        """Endings of episodes that are trained on, at the ends of rollouts of up to ``outcome_steps``."""
         config, initial = self.config.outcomes, self.config.model.initial_frames
         among = np.unique(self.starts[:, 0])
         among = among[self.store.terminated[among]]
         chosen = rng.permutation(among)[: config.outcome_endings]
         starts, ahead = windows_to_endings(self.store.steps, chosen, initial - 1, config.outcome_steps, rng)
         parts = [slice(i, i + ROLLED) for i in range(0, len(starts), ROLLED)]
-        read = (self.batch_at(starts[part], initial + int(ahead[part].max())) for part in parts)
+        read = (self.batch_at(self.store, starts[part], initial + int(ahead[part].max())) for part in parts)
         return [known_along(world, [batch], endings_alone=True) for batch in track(read, "endings", len(parts))]
 
-    def batch_at(self, starts: np.ndarray, length: int) -> Batch:
-        """Windows of ``length`` observations at starts int64 [N, 2]."""
-        window = self.store.read_windows(self.columns, starts, length)
+    def batch_at(self, store: RolloutStore, starts: np.ndarray, length: int) -> Batch:
+        """Windows of ``length`` observations at starts int64 [N, 2] of a store."""
+        window = store.read_windows(self.columns, starts, length)
         return to_batch(window, self.config.model.initial_frames, self.device)
 
     def stop(self, why: str) -> None:

@@ -125,6 +125,21 @@ def test_the_trained_precision_does_not_change_what_is_loaded(trained: Path) -> 
     assert world.start(z)[1].obs["frames"].dtype == torch.float32 and not world.precision.bf16
 
 
+def test_without_further_endings_nothing_is_drawn_for_them(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that commands from before there were any have the digits they had."""
+
+    def asked(self: train.Trainer, *_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(train.Trainer, "endings", asked)
+    train.main(train_config(pipeline, tmp_path / "s", "--outcome_windows", "12", "--outcome_passes", "1"))
+    with pytest.raises(AssertionError):
+        more = ("--outcome_windows", "12", "--outcome_endings", "3")
+        train.main(train_config(pipeline, tmp_path / "t", *more))
+
+
 def test_a_simulator_goes_on_with_a_joint_outcome_and_not_back(pipeline: Path, trained: Path, tmp_path: Path) -> None:
     still = ["--begin_with", str(trained), "--learning_rate", "0", "--updates", "1"]
     train.main(train_config(pipeline, tmp_path / "joint", "--joint_outcome", *still))

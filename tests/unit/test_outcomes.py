@@ -124,7 +124,8 @@ def test_windows_to_endings_end_there_and_further_endings_count_as_those_met_fro
     both = with_endings(anywhere, [further.part(slice(0, 3)), further.part(slice(3, None))])
     ends = both.terminal_N > 0
     assert len(both.reward_N) == 110 and both.weight_N[ends].sum() == 10 and (both.weight_N[~ends] == 1).all()
-    assert torch.equal(with_endings(anywhere, [further.part(slice(0))]).weight_N, anywhere.weight_N)
+    for none in ([], [further.part(slice(0))]):
+        assert torch.equal(with_endings(anywhere, none).weight_N, anywhere.weight_N)
 
 
 def test_endings_alone_are_the_endings_and_transitions_count_by_their_weights() -> None:
