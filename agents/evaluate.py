@@ -56,7 +56,7 @@ class EvaluateConfig:
     episodes: int = 512
     """whole episodes; every slot gives the same number"""
     slots: int = 64
-    """environments side by side"""
+    """environments side by side; of fewer --episodes as many as these"""
     start_level: int | None = None
     """first level of the evaluation pool; none: the world's held-out starts (Procgen: from 500,000,000 on)"""
     num_levels: int | None = None
@@ -224,7 +224,8 @@ def main(config: EvaluateConfig) -> None:
     check_unseen(agent.spec.options, {**HELD_OUT, **levels})
     if config.robustness and any(len(field.shape) != 3 for field in agent.spec.obs.values()):
         raise UserError("--robustness alters frames; this agent sees none, or more than frames")
-    env = make(agent.spec, config.slots, threads=config.threads, split="held_out", **levels)
+    slots = min(config.slots, config.episodes)
+    env = make(agent.spec, slots, threads=config.threads, split="held_out", **levels)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         found = whole_episodes(
             agent, env, config.episodes, seed=config.seed, device=device,

@@ -301,7 +301,7 @@ def test_held_out_levels_are_none_of_the_trainings(pipeline: Path, tmp_path: Pat
 
 
 def test_evaluation_is_on_whole_held_out_episodes(pipeline: Path, tmp_path: Path) -> None:
-    common = ["--agent", f"{pipeline}/agent", "--slots", "4", "--episodes", "4", "--threads", "1"]
+    common = ["--agent", f"{pipeline}/agent", "--episodes", "4", "--threads", "1"]  # of 64 slots 4 play
     with pytest.raises(UserError, match=r"overlap the training levels 0 to \d+; choose a --start_level from \d+ on"):
         evaluate.main(
             cli.parse(evaluate.EvaluateConfig, [*common, "--start_level", "10", "--out", f"{tmp_path}/e"], "x")
