@@ -357,7 +357,7 @@ def test_policies_are_ranked_as_the_real_world_ranks_them():
     shots = shots_of(simulator, 12)
     policies = [Policy("random", simulator.agent, 1.0), Policy("half", simulator.agent, 0.5),
                 Policy("agent", simulator.agent), Policy("sharp", simulator.agent, 0.0, 0.1)]  # fmt: skip
-    real, dreamed = play_all(shots, policies, 6, 0)
+    real, dreamed, *_ = play_all(shots, policies, 6, 0)
     assert real.shape == dreamed.shape == (12, 4)
     assert np.diff(real.mean(0)).min() > 0 and np.diff(dreamed.mean(0)).min() > 0
     wrong = replace(shots_of(replace(simulator_of("actions reversed"), agent=Goes(STILL)), 12))

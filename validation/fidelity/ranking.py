@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -72,48 +73,76 @@ class Chance:
 
 
 def returns(moments: Sequence[Moment]) -> Tensor:
-    """The reward of each row, weighed by the chance that its episode still goes on: float [B]."""
+    """The reward of each row within 0, 1, ... T steps, weighed by the chance that its episode still goes on: float
+    [B, T+1]."""
     total_B, on_B = torch.zeros_like(moments[0].shown.reward_B), torch.ones_like(moments[0].shown.reward_B)
+    within = [total_B]
     for moment in moments[1:]:
         total_B = total_B + on_B * moment.shown.reward_B
         on_B = on_B * (1 - moment.shown.ending_B)
-    return total_B
+        within.append(total_B)
+    return torch.stack(within, 1)
+
+
+def watched(moments: Iterator[Moment], world: LiveWorld, age_N: np.ndarray) -> tuple[list[Moment], float]:
+    """The moments of a real world from these steps of their episodes on, and the steps after which the first of them
+    was cut by a time limit (infinite: none was)."""
+    kept, limit, on_N = [], np.inf, np.ones(len(age_N), bool)
+    for t, moment in enumerate(moments):
+        kept.append(moment)
+        if t:
+            assert world.now is not None
+            limit = min(limit, *(age_N + t)[on_N & world.now.truncated], np.inf)
+            on_N &= ~(world.now.terminated | world.now.truncated)
+    return kept, limit
+
+
+class Returns(NamedTuple):
+    """Of policies, in both worlds within the same steps."""
+
+    real_NP: np.ndarray  # float64
+    dreamed_NP: np.ndarray
+    steps_N: np.ndarray  # fewer where a time limit would cut them, of whoever plays
+    limit: int | None  # the steps after which it does; None: nothing was cut
 
 
 @torch.no_grad()
-def play_all(shots: Snapshots, policies: Sequence[Policy], steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(real, dreamed) returns float64 [N, P]."""
+def play_all(shots: Snapshots, policies: Sequence[Policy], steps: int, seed: int) -> Returns:
+    """The returns of all policies from all starts."""
     starts, simulator, device = shots.starts, shots.simulator, shots.starts.h_NH.device
     n, window = len(shots), window_of(shots.starts, shots.starts.h_NH.device)
     like = shots.beginning.world[1].reward_B
 
-    def play(policy: Policy) -> tuple[np.ndarray, np.ndarray]:
+    def play(policy: Policy) -> tuple[np.ndarray, np.ndarray, float]:
         own = policy.agent is simulator.agent
         state: Tree = starts.state if own else warmed_up(policy.agent, window)
         world = LiveWorld(shots.env, device)
         chance = Chance(policy, n, (seed, n), like)
-        moments = _slim(roll(policy.agent, world, world.restore(starts.states), state=state, steps=steps,
-                             choose_by=chance))  # fmt: skip
-        real, dreamed = returns(moments).double().cpu().numpy(), np.empty(n)
+        moments, limit = watched(_slim(roll(policy.agent, world, world.restore(starts.states), state=state, steps=steps,
+                                            choose_by=chance)), world, starts.age_N)  # fmt: skip
+        real, dreamed = returns(moments).double().cpu().numpy(), np.empty((n, steps + 1))
         for first in range(0, n, BATCH):
             some = slice(first, min(n, first + BATCH))
             count, generator = some.stop - first, torch.Generator(device).manual_seed(seed + first)
             noise = [Noise(world=draw_noise(simulator.world, count, generator, like).world) for _ in range(steps + 1)]
-            moments = _slim(
+            dream = _slim(
                 roll(policy.agent, simulator.world, shots.beginning.some(some).world, state=rows_of(state, some),
                      steps=steps, noise=noise, choose_by=Chance(policy, count, (seed, first), like))
             )  # fmt: skip
-            dreamed[some] = returns(moments).double().cpu().numpy()
-        return real, dreamed
+            dreamed[some] = returns(list(dream)).double().cpu().numpy()
+        return real, dreamed, limit
 
     found = list(track(ranks.each(policies, play), "policies", len(policies), "policies"))
-    real_NP, dreamed_NP = (np.stack(side, 1) for side in zip(*found, strict=True))
-    return real_NP, dreamed_NP
+    real, dreamed, limits = zip(*found, strict=True)
+    first = min(limits)  # of any policy, so that no start's steps depend on what came of it
+    steps_N = np.minimum(steps, np.maximum(first - starts.age_N, 0)).astype(np.int64)
+    real_NP, dreamed_NP = (np.stack(side, 1)[np.arange(n), :, steps_N] for side in (real, dreamed))
+    return Returns(real_NP, dreamed_NP, steps_N, int(first) if np.isfinite(first) else None)
 
 
-def _slim(moments: Iterator[Moment]) -> list[Moment]:
+def _slim(moments: Iterator[Moment]) -> Iterator[Moment]:
     """The moments without what the worlds are and show: frames of all steps would fill the memory."""
-    return [m._replace(world=(), shown=m.shown._replace(obs={})) for m in moments]
+    return (m._replace(world=(), shown=m.shown._replace(obs={})) for m in moments)
 
 
 def order_of(mean_P: np.ndarray) -> np.ndarray:
@@ -143,8 +172,14 @@ def ranking(
     seed: int = 0,
 ) -> None:  # fmt: skip
     """Spearman and regret of the dreamed order, and every policy's returns."""
-    real_NP, dreamed_NP = play_all(shots, policies, steps, seed)
-    score(real_NP, dreamed_NP, [p.name for p in policies], steps, found, rng)
+    played = play_all(shots, policies, steps, seed)
+    score(played.real_NP, played.dreamed_NP, [p.name for p in policies], steps, found, rng)
+    if played.limit is not None:
+        found.notes["time_limit"] = (
+            f"rewards of ranked policies after a time limit, which cuts episodes after {played.limit} steps: "
+            f"{(played.steps_N < steps).sum()} of {len(shots)} snapshots leave less than {steps} steps before it "
+            f"({played.steps_N.mean():.3g} on average), within which returns count in both worlds"
+        )
 
 
 def score(

@@ -34,7 +34,7 @@ from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import AGE, Bench, effects_in
 from validation.interventions.claims import about_starts, against_controls, beyond_memory, claims_of, parts_of
-from validation.interventions.options import StudyOptions, check_options, parse_study, started_in
+from validation.interventions.options import StudyOptions, check_options, in_time, parse_study, started_in
 from validation.interventions.statistics import (
     Controls,
     Trial,
@@ -104,7 +104,20 @@ def alone(
 
     Table ``effects``, a row a (hypothesis, quantity); arrays of per-start effects; ``notes["claims"]``.  Raises
     UserError for what ``check_options`` and ``parse_study`` refuse, and for claims of events, which need a foretelling.
+    Starts lie before a time limit (``in_time``).
     """
+
+    def once(some: StudyOptions) -> Result:
+        return _alone(agent, pools, basis, some, device, rule, who, truth, edits)
+
+    return in_time(once, options)
+
+
+def _alone(
+    agent: Agent, pools: tuple[Pool, Pool], basis: Basis, options: StudyOptions, device: torch.device,
+    rule: Rule | None, who: str, truth: Sequence[str], edits: Sequence[WorldEdit],
+) -> Result:  # fmt: skip
+    """``alone`` on one draw of starts; CutShort where a time limit cuts a run."""
     check_options(options, basis)
     hypotheses, events = parse_study(options, basis, agent.spec, rule, truth)
     for h in hypotheses:
@@ -123,6 +136,7 @@ def alone(
             made.append(
                 asked_in(agent, make, basis, events, asks, seed, generator, who, device, hypotheses, known, rule)
             )
+            made[-1].world.run()  # a time limit is met here, before hours are spent
         asked, before = made
         choosing = Bench(basis, before.starts, before.world, rule)
         bench = Bench(basis, asked.starts, asked.world, rule, asked.world)
@@ -208,7 +222,7 @@ def asked_in(
         env = make(options.starts * agents)
         shared = shared_world(
             agent, env, measures, horizon=options.horizon, latest=options.latest_start, seed=seed, who=who,
-            greedy=options.greedy, device=device,
+            greedy=options.greedy, device=device, limit=options.time_limit, whole=True,
         )  # fmt: skip
         return Asked(shared, shared.starts, shared.world_N, (env,))
     starts = find_starts(agent, 1, make, options, seed, device, rule)
@@ -218,7 +232,7 @@ def asked_in(
         measures = replace(measures, actions=named)
     shape = (len(starts), options.horizon + 1, agent.spec.n_actions)
     noise_NTA = action_noise(shape, generator, options.greedy)
-    real = RealWorld(agent, starts.state, noise_NTA.to(device), measures, env, starts, branching)
+    real = RealWorld(agent, starts.state, noise_NTA.to(device), measures, env, starts, branching, whole=True)
     return Asked(real, starts, np.arange(len(starts)), (env, branching))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.shared.events import Event, parse_events
 from core import config as cli
+from core.artefacts import Result
 from core.config import nearest
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis, direction_of
@@ -22,6 +23,7 @@ from validation.interventions.bench import AGE
 from validation.interventions.controls import FEWEST
 from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import is_late
+from validation.paired.limits import CutShort
 
 FEWEST_TO_CHOOSE = 32  # starts: controls are differences of their states, which fewer do not tell well
 ChooseBy = Literal["effect", "world"]  # the largest is sought of the late effect, or of what of it is beyond memory
@@ -38,6 +40,7 @@ class StudyOptions:
     horizon: int
     controls: int
     latest_start: int
+    time_limit: int = 0  # steps after which a time limit cuts episodes, so that no start lies near it; 0: none is known
     start_when: tuple[int, ...] = ()  # starts are in one of these behaviours; (): in any state
     hypotheses: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
@@ -53,6 +56,29 @@ class StudyOptions:
     def to_choose(self) -> StudyOptions:
         """These with the starts that the choice is made on."""
         return replace(self, starts=self.choosing_starts or self.starts)
+
+
+def in_time(once: Callable[[StudyOptions], Result], options: StudyOptions) -> Result:
+    """The study ``once`` on starts none of whose runs a time limit cuts: where one cuts a run, all is asked again of
+    starts that are drawn before it, and the result says how many were left out."""
+    first: CutShort | None = None
+    while True:
+        try:
+            result = once(options)
+            break
+        except CutShort as cut:
+            first = cut if first is None else first
+            options = replace(options, time_limit=cut.limit)
+    if first is not None:
+        k, limit, count = options.horizon, options.time_limit, first.left_out(options.time_limit)
+        last = limit - k - 1
+        result.notes["time_limit"] = {"steps": limit, "left_out": count, "latest_start": last}
+        result.notes["warnings"].append(
+            f"A time limit cuts episodes after {limit} steps, which says nothing of an effect: {count} of "
+            f"{len(first.age_N)} starts left no room for {k} steps (--horizon) before it and were left out; as many "
+            f"were drawn in their place, none after step {last}."
+        )
+    return result
 
 
 def started_in(options: StudyOptions) -> str:

@@ -26,13 +26,14 @@ from validation.interventions.bench import Bench, effects_in
 from validation.interventions.claims import Picked
 from validation.interventions.controls import Family, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.film import film
-from validation.interventions.options import StudyOptions, check_options, claimed, parse_study, started_in
+from validation.interventions.options import StudyOptions, check_options, claimed, in_time, parse_study, started_in
 from validation.interventions.statistics import Controls, Effects
 from validation.interventions.tables import report
 from validation.paired.course import Measures, with_claimed, with_named
+from validation.paired.limits import last_in_time
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld
-from validation.paired.starts import Starts, When, collect_starts, distinct_actions
+from validation.paired.starts import PAST, Starts, When, collect_starts, distinct_actions
 
 RARELY = 32  # slots where starts are to be in rare states: many of one slot are found sooner than one of each of many
 COLLECTORS = 256  # slots at most in which starts are looked for: few give many episodes each, which takes longer
@@ -58,14 +59,29 @@ def study(
 
     Tables ``effects``, ``paths``, ``doses``, ``needs``, ``recovered`` and ``members``; arrays of per-start effects;
     scalars of agreement; ``notes["claims"]`` and ``notes["gate"]``.  Raises UserError for what ``check_options`` and
-    ``parse_study`` refuse.
+    ``parse_study`` refuse.  Starts lie before a time limit (``in_time``).
     """
+
+    def once(some: StudyOptions) -> Result:
+        return _study(
+            simulator, make_env, basis, some, torch.device("cpu") if device is None else device, rule, make_choosing,
+            simulated, members,
+        )  # fmt: skip
+
+    return in_time(once, options)
+
+
+def _study(
+    simulator: Simulator[Any], make_env: Callable[[int], VecEnv], basis: Basis, options: StudyOptions,
+    device: torch.device, rule: Rule | None, make_choosing: Callable[[int], VecEnv] | None,
+    simulated: type[SimulatedWorld], members: Sequence[Simulator[Any]],
+) -> Result:  # fmt: skip
+    """``study`` on one draw of starts; CutShort where a time limit cuts a run."""
     check_options(options, basis)
     hypotheses, events = parse_study(options, basis, simulator.world.spec, rule)
     for h in hypotheses:
         if h.says is not None:
             raise UserError(f"hypothesis {h.name!r}: the simulator foretells the size; leave out 'as {h.says:g}'")
-    device = torch.device("cpu") if device is None else device
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
     claims = [h.on for h in hypotheses]
@@ -74,6 +90,7 @@ def study(
         simulated=simulated, members=members, events=events, claims=claims,
     )  # fmt: skip
     try:
+        bench.real.run()  # a time limit is met here, before hours are spent
         explicit = bool(hypotheses)
         plan, chosen, hypotheses = decide(choosing, bench, hypotheses, options, events, rng)
         effects = effects_of(bench, hypotheses, options)
@@ -120,7 +137,7 @@ def both_benches(
         measures = Measures(actions, basis, with_claimed(options.directions, basis, claims), events, spec.parts)
         dreams = [dreamed_from(simulator, some, measures, options, generator, simulated) for some in (before, starts)]
         noise_NTA = dreams[1].noise_NTA
-        real = RealWorld(agent, starts.state, noise_NTA, measures, env, starts, few)
+        real = RealWorld(agent, starts.state, noise_NTA, measures, env, starts, few, whole=True)
         held = held_still(agent, starts, noise_NTA, measures, simulated)
         others = [
             simulated(agent, starts.state, noise_NTA, measures, one.world, starts_in(one.world, starts, device))
@@ -138,6 +155,7 @@ def find_starts(
     device: torch.device, rule: Rule | None = None,
 ) -> Starts:  # fmt: skip
     """Starts of their own episodes, each with the last ``frames`` observations, in the behaviours that options ask."""
+    until = last_in_time(PAST, options.time_limit, options.horizon, max(1, frames - 1))
     collectors = RARELY if options.start_when else COLLECTORS
     collector = make_env(min(options.starts, collectors))
     if not collector.spec.can_snapshot and options.starts > collectors:
@@ -147,7 +165,7 @@ def find_starts(
         return collect_starts(
             agent, collector, options.starts, initial_frames=frames,
             latest=options.latest_start, seed=seed, greedy=options.greedy, device=device,
-            when=when_of(options, rule),
+            when=when_of(options, rule), until=until,
         )  # fmt: skip
     finally:
         collector.close()

@@ -17,6 +17,7 @@ from core.contracts import Intervention, Step, VecEnv
 from core.roll import choose, decide, known_rewards, one_hot
 from core.trees import where
 from validation.paired.course import Course, course_of
+from validation.paired.limits import require_whole
 from validation.paired.starts import Starts
 from validation.paired.tree import Paired, Places, together
 
@@ -28,6 +29,7 @@ class RealWorld(Paired):
     env: VecEnv  # a slot a start
     starts: Starts
     few: VecEnv | None = None  # the same world with fewer slots, which branch faster; None: env itself
+    whole: bool = False  # a ``run`` that a time limit cuts raises CutShort
     _taken: list[np.ndarray] = field(init=False, default_factory=list)
 
     @torch.no_grad()
@@ -72,6 +74,16 @@ class RealWorld(Paired):
     @property
     def plays_whole_courses(self) -> bool:
         return not self.starts.states
+
+    def run(
+        self, intervene: Sequence[Intervention] = (), through: str = "", copies: int = 1,
+        noise_RTA: Tensor | None = None,
+    ) -> Course:  # fmt: skip
+        """As in Paired."""
+        course = super().run(intervene, through, copies, noise_RTA)
+        if self.whole:
+            require_whole(course, self.starts.age_N)
+        return course
 
     @torch.no_grad()
     def course(

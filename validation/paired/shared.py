@@ -25,6 +25,7 @@ from core.trees import joined, rows_of
 from envs.registry import agents_a_world
 from validation.hypotheses.changes import nothing
 from validation.paired.course import Course, Measures, course_of
+from validation.paired.limits import last_in_time, require_whole
 from validation.paired.starts import Starts
 from validation.paired.tree import Paired
 
@@ -58,6 +59,7 @@ class SharedWorld(Paired):
     slot_N: np.ndarray
     world_N: np.ndarray  # the unit of every start
     greedy: bool = False
+    whole: bool = False  # a ``run`` that a time limit cuts raises CutShort
     _taken: list[np.ndarray] = field(init=False, default_factory=list)
     _unaltered: Course | None = field(init=False, default=None)
 
@@ -71,10 +73,12 @@ class SharedWorld(Paired):
     ) -> Course:  # fmt: skip
         """As in Paired; the unaltered run is played once."""
         if through or noise_RTA is not None or any(change is not nothing for change in intervene):
-            return super().run(intervene, through, copies, noise_RTA)
-        if self._unaltered is None:
-            self._unaltered = self.course()
-        return self._unaltered
+            course = super().run(intervene, through, copies, noise_RTA)
+        else:
+            course = self._unaltered = self.course() if self._unaltered is None else self._unaltered
+        if self.whole:
+            require_whole(course, self.starts.age_N)
+        return course
 
     @torch.no_grad()
     def course(self, intervene: Sequence[Intervention] = (), through: str = "") -> Course:
@@ -126,13 +130,14 @@ def noise_of(agent: Agent, env: VecEnv, seed: int, greedy: bool) -> Chooser:
 @torch.no_grad()
 def shared_world(
     agent: Agent, env: VecEnv, measures: Measures, *, horizon: int, latest: int, seed: int, who: str, greedy: bool,
-    device: torch.device,
+    device: torch.device, limit: int = 0, whole: bool = False,
 ) -> SharedWorld:  # fmt: skip
     """The worlds of ``env`` at a tick of each, drawn uniformly from [1, latest], with an agent drawn from those that
     live there (``who`` all: with all of them).  A world that is over by then gives no start; UserError where hardly any
-    goes on so long."""
+    goes on so long.  limit: of a time limit that is known, the steps after which it cuts (limits.py); 0: none."""
     if latest < 1:
         raise UserError(f"--latest_start {latest}: at least 1")
+    latest = last_in_time(latest, limit, horizon)
     agents = agents_a_world(env.spec)
     rng = np.random.default_rng([seed, latest])
     tick_W = rng.integers(1, latest + 1, env.spec.slots // agents)
@@ -157,4 +162,5 @@ def shared_world(
         actions=np.zeros((0, len(found))), seed=seed,
     )  # fmt: skip
     noise = starts.h_NH.new_zeros(len(found), horizon + 1, 1)  # of which only the steps are asked: the seed's counts
-    return SharedWorld(agent, starts.state, noise, measures, env, starts, slots, slots // agents, greedy)
+    return SharedWorld(agent, starts.state, noise, measures, env, starts, slots, slots // agents, greedy,
+                       whole)  # fmt: skip

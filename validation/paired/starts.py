@@ -76,13 +76,14 @@ class Starts:
 
 def collect_starts(
     agent: Agent, env: VecEnv, count: int, *, initial_frames: int, latest: int, seed: int, greedy: bool = False,
-    device: torch.device | None = None, keep: Keep | None = None, when: When | None = None,
+    device: torch.device | None = None, keep: Keep | None = None, when: When | None = None, until: int = PAST,
 ) -> Starts:  # fmt: skip
     """Run the agent and take ``count`` starts, at most one an episode, each at a step drawn uniformly
     from [initial_frames - 1, latest]; an episode that ends earlier gives none and the next one tries
     again, and so does one whose state there is not among those to ``keep`` (of worlds with snapshots; None: all).
     With ``when`` it is the drawn step or the first later one at which that holds: rare states are met on the way.
     Every slot gives equally many (some one more where it must be), so that fast episodes are not favoured.
+    until: no start is at a later step of its episode, rare states neither (limits.py).
 
     Where the world has no snapshots, one start a slot, and ``count`` must be the number of slots.
     Raises UserError if the episodes are too short, or states to keep are rare.
@@ -91,13 +92,13 @@ def collect_starts(
     slots, snapshots = env.spec.slots, env.spec.can_snapshot
     if not snapshots and slots != count:
         raise ValueError(f"a world without snapshots needs a slot a start: {slots} slots for {count} starts")
-    first = max(1, initial_frames - 1)
+    first, last = max(1, initial_frames - 1), min(latest, until)
     if latest < first:
         raise UserError(f"--latest_start {latest} is too early: the simulator needs {initial_frames} frames")
     rng = np.random.default_rng(seed)
     chooser = Chooser(Exploration(greedy=greedy), slots, rng, agent.spec.parts)
     quota_B = np.full(slots, count // slots) + (np.arange(slots) < count % slots)
-    target_B = rng.integers(first, latest + 1, slots)
+    target_B = rng.integers(first, last + 1, slots)
     history: deque[dict[str, np.ndarray]] = deque(maxlen=initial_frames)
     found: list[dict[str, Any]] = []
     actions: list[np.ndarray] = []
@@ -106,7 +107,7 @@ def collect_starts(
     looked = enough = 0
 
     def reached(age_B: np.ndarray) -> np.ndarray:
-        return (quota_B > 0) & ((age_B == target_B) if when is None else (age_B >= target_B))
+        return (quota_B > 0) & (age_B <= until) & ((age_B == target_B) if when is None else (age_B >= target_B))
 
     with bar("collecting starts", count, "starts") as progress:
         for step, moment in enumerate(play(agent, env, chooser, seed=seed, device=device)):
@@ -144,7 +145,7 @@ def collect_starts(
                 )
             actions.append(moment.action_B)
             done_B = moment.next.terminated | moment.next.truncated
-            target_B = np.where(done_B, rng.integers(first, latest + 1, slots), target_B)
+            target_B = np.where(done_B, rng.integers(first, last + 1, slots), target_B)
             age_B = np.where(done_B, 0, moment.age_B + 1)
             memory = moment.state
             counts = keep is not None and (step + 1) % CENSUS == 0

@@ -1,0 +1,157 @@
+"""What a time limit cuts says nothing of an effect: an exact simulator, which knows no limit, is right beside one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from core.artefacts import Result
+from core.contracts import EnvSpec, Step, UserError
+from envs.planted import PlantedOptions, PlantedWorld, planted_simulator
+from envs.planted_truth import truth
+from validation.fidelity.counterfactual import take
+from validation.fidelity.ranking import play_all, policies_of
+from validation.interventions.alone import alone
+from validation.interventions.options import StudyOptions, in_time
+from validation.interventions.study import find_starts, study
+from validation.paired.course import Measures, quantities
+from validation.paired.limits import CutShort, last_in_time
+from validation.paired.real import RealWorld
+from validation.paired.starts import When, collect_starts
+
+LIMIT, K = 12, 5
+EXACT = PlantedOptions(noise=0.0, hazard=0.0, horizon=LIMIT)  # without noise the simulator is the world itself
+STUDY = StudyOptions(
+    hypotheses=("shift planted:0 by +2 on value",), starts=24, horizon=K, controls=39, latest_start=LIMIT - 2,
+    first_order=False,
+)  # fmt: skip
+
+
+class NoSnapshots(PlantedWorld):
+    """The planted world, which takes no snapshots."""
+
+    def __init__(self, options: PlantedOptions, slots: int) -> None:
+        super().__init__(options, slots)
+        self.spec: EnvSpec = replace(self.spec, can_snapshot=False)
+
+    def snapshot(self) -> tuple[bytes, ...]:
+        raise NotImplementedError
+
+    def restore(self, states: object) -> Step:
+        raise NotImplementedError
+
+
+def asked(world: type[PlantedWorld] = PlantedWorld, options: StudyOptions = STUDY) -> Result:
+    def make(slots: int) -> PlantedWorld:
+        return world(EXACT, slots)
+
+    return study(planted_simulator(EXACT), make, truth(EXACT).basis, options)
+
+
+@pytest.mark.parametrize("world", [PlantedWorld, NoSnapshots])
+def test_an_exact_simulator_is_right_beside_a_time_limit(world: type[PlantedWorld]) -> None:
+    found = asked(world)
+    assert found.arrays["age"].max() == LIMIT - K - 1 and len(found.arrays["age"]) == STUDY.starts
+    late = [q.partition("/")[2] for q in found.arrays if q.startswith("simulated/") and "@" in q]
+    assert f"value@{K}" in late and f"ended@{K}" in late
+    for q in late:
+        seen, foretold = (found.arrays[f"{side}/{q}"] for side in ("observed", "simulated"))
+        np.testing.assert_allclose(seen, foretold, atol=1e-4, err_msg=q)
+    assert not found.arrays[f"unaltered/ended@{K}"].any()  # the end of the time is no ending
+    told = found.notes["time_limit"]
+    assert (told["steps"], told["latest_start"]) == (LIMIT, LIMIT - K - 1) and 0 < told["left_out"] < STUDY.starts
+    (said,) = (w for w in found.notes["warnings"] if "time limit" in w)
+    assert f"{told['left_out']} of {STUDY.starts} starts" in said and "\n" not in said
+
+
+def test_where_nothing_is_cut_nothing_is_said_and_all_starts_are_kept() -> None:
+    options = replace(STUDY, latest_start=LIMIT - K - 1)
+    found = asked(options=options)
+    assert "time_limit" not in found.notes and not any("time limit" in w for w in found.notes["warnings"])
+    first = find_starts(
+        planted_simulator(EXACT).agent, 1, lambda slots: PlantedWorld(EXACT, slots), options, 0, torch.device("cpu")
+    )
+    np.testing.assert_array_equal(found.arrays["age"], first.age_N)
+
+
+def test_without_a_simulator_no_start_is_cut_either() -> None:
+    agent, basis, options = planted_simulator(EXACT).agent, truth(EXACT).basis, replace(STUDY, choosing_starts=32)
+
+    def make(slots: int) -> PlantedWorld:
+        return PlantedWorld(EXACT, slots)
+
+    found = alone(agent, (make, make), basis, options, torch.device("cpu"))
+    near = alone(agent, (make, make), basis, replace(options, latest_start=LIMIT - K - 1), torch.device("cpu"))
+    assert found.notes["time_limit"]["steps"] == LIMIT and "time_limit" not in near.notes
+    assert found.arrays["age"].max() == LIMIT - K - 1
+    np.testing.assert_array_equal(found.arrays[f"observed/value@{K}"], near.arrays[f"observed/value@{K}"])
+
+
+def test_a_limit_without_room_is_a_user_error() -> None:
+    with pytest.raises(UserError, match=r"after 12 steps, .*; lower --horizon \(to 10 at most\)"):
+        asked(options=replace(STUDY, horizon=11))
+    assert last_in_time(9, 0, 100) == 9 and last_in_time(9, 12, 4) == 7 and last_in_time(3, 12, 4) == 3
+    with pytest.raises(UserError, match="give the world a longer one"):
+        last_in_time(9, 2, 1, first=1)
+
+
+def test_a_run_that_is_cut_alone_draws_the_starts_anew() -> None:
+    """Also where only an altered run, which lives longer, comes to the limit: no start is chosen by that."""
+    ages = np.array([1, 4, 6])
+    tried: list[int] = []
+
+    def once(options: StudyOptions) -> Result:
+        tried.append(options.time_limit)
+        if len(tried) < 3:
+            raise CutShort({1: 11, 2: 10}[len(tried)], ages, K)
+        return Result(notes={"warnings": []})
+
+    found = in_time(once, STUDY)
+    assert tried == [0, 11, 10]  # by the smallest of all
+    assert found.notes["time_limit"] == {"steps": 10, "left_out": 1, "latest_start": 4}
+
+
+@pytest.mark.parametrize("world", [PlantedWorld, NoSnapshots])
+def test_a_run_is_cut_where_its_own_episode_is_out_of_time(world: type[PlantedWorld]) -> None:
+    options = replace(EXACT, hazard=0.3)
+    simulator, n = planted_simulator(options), 24
+    env = world(options, n)
+    starts = collect_starts(simulator.agent, env, n, initial_frames=1, latest=LIMIT - 1, seed=0)
+    noise = torch.zeros(n, K + 1, 3)
+    plain = RealWorld(simulator.agent, starts.state, noise, Measures({"left": [0]}), env, starts)
+    course = plain.run()
+    cut_N = ((course.truncated_RT > 0) & (course.weight_RT[:, :-1] > 0)).any(1).numpy()
+    dies_N = (quantities(course, plain.measures)[f"ended@{K}"].numpy() > 0) & ~cut_N
+    assert cut_N.any() and dies_N.any() and (starts.age_N[cut_N] + K >= LIMIT).all()
+    assert (starts.age_N[dies_N] + K >= LIMIT).any()  # left out as well, whatever happened
+    with pytest.raises(CutShort, match="--latest_start") as found:
+        replace(plain, whole=True).run()
+    assert found.value.limit == LIMIT and found.value.left_out(LIMIT) == (starts.age_N + K >= LIMIT).sum()
+
+
+def test_no_start_is_later_than_is_asked_where_rare_states_are_sought() -> None:
+    noisy = replace(EXACT, noise=1.0)
+    agent = planted_simulator(noisy).agent
+    above = When(lambda h_BH: h_BH[:, 0] > 0.6, "a large h")
+
+    def ages(until: int) -> np.ndarray:
+        return collect_starts(
+            agent, PlantedWorld(noisy, 4), 16, initial_frames=1, latest=4, seed=0, when=above, until=until
+        ).age_N
+
+    assert ages(LIMIT).max() > 5 and ages(5).max() <= 5
+
+
+def test_returns_of_ranked_policies_count_within_the_same_steps_in_both_worlds() -> None:
+    simulator = planted_simulator(EXACT)
+    shots = take(simulator, lambda slots: PlantedWorld(EXACT, slots), 16, latest=6, seed=0)
+    surest = [policy for policy in policies_of(simulator.agent, {}) if policy.name == "greedy"]  # luck does not matter
+    played = play_all(shots, surest, LIMIT, 0)
+    np.testing.assert_allclose(played.real_NP, played.dreamed_NP, atol=1e-4)
+    assert played.limit == LIMIT and np.ptp(played.real_NP) > 0.1
+    np.testing.assert_array_equal(played.steps_N, LIMIT - shots.starts.age_N)
+    early = play_all(shots, surest, 3, 0)
+    assert early.limit is None and (early.steps_N == 3).all()

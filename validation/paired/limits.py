@@ -1,0 +1,55 @@
+"""Time limits of the real world.  What one cuts says nothing of an effect: a simulator knows no limit.
+
+No start may lie so near to a limit that its steps would be cut.  The rule looks at nothing but how many steps of its
+episode a start is after, never at how a run went on: who dies before the limit in one run and lives to it in another
+is not chosen by that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.contracts import UserError
+from validation.paired.course import Course
+
+OF_TIME = "(an episode that ends for another reason than time is terminated, not truncated)"
+
+
+class CutShort(UserError):
+    """A run was cut by a time limit of ``limit`` steps an episode; the starts are ``age_N`` steps after its first."""
+
+    def __init__(self, limit: int, age_N: np.ndarray, horizon: int) -> None:
+        self.limit, self.age_N, self.horizon = limit, age_N, horizon
+        super().__init__(
+            f"a time limit cuts episodes after {limit} steps, within {horizon} steps of starts at up to step "
+            f"{age_N.max()}; lower --latest_start or --horizon {OF_TIME}"
+        )
+
+    def left_out(self, limit: int) -> int:
+        """How many of the starts leave no room for all their steps before ``limit``."""
+        return int((self.age_N + self.horizon >= limit).sum())
+
+
+def require_whole(course: Course, age_N: np.ndarray) -> None:
+    """CutShort where a time limit cut a run of these starts, which are there one or several times."""
+    assert course.truncated_RT is not None
+    cut_RT = ((course.truncated_RT > 0) & (course.weight_RT[:, :-1] > 0)).cpu().numpy()
+    if cut_RT.any():
+        rows, steps = np.nonzero(cut_RT)
+        raise CutShort(int((age_N[rows % len(age_N)] + steps + 1).min()), age_N, cut_RT.shape[1])
+
+
+def last_in_time(latest: int, limit: int, horizon: int, first: int = 1) -> int:
+    """The last step at or before ``latest`` from which no limit cuts any of ``horizon`` steps (limit 0: none is known).
+    UserError where that is before the first step that there can be a start at."""
+    if not limit:
+        return latest
+    last = min(latest, limit - horizon - 1)
+    if last < first:
+        longest = limit - 1 - first
+        remedy = f"lower --horizon (to {longest} at most)" if longest > 0 else "give the world a longer one"
+        raise UserError(
+            f"a time limit cuts episodes after {limit} steps, so that no start from step {first} on leaves room for "
+            f"{horizon} steps before it; {remedy} {OF_TIME}"
+        )
+    return last
