@@ -114,7 +114,7 @@ def main(config: CouplingConfig) -> None:
         recorded = Recorded.of(store, simulator, device)
         # What is simulated again begins from every latent; what is read needs none.
         z_EZ = torch.from_numpy(store.latents(None if recorded is None else [0])).to(device)
-        planned = plan(simulator, z_EZ, sampled, h, labels, config, recorded)
+        planned = plan(simulator, z_EZ, sampled, h, labels, config, recorded, store)
     observed = sampled
     if config.rollouts is not None:
         if config.behaviours is not None:

@@ -15,10 +15,11 @@ from analysis.coupling.edges import PATHS
 from analysis.coupling.extremes import TAILS, Extremes, means_given, sources_at_ends
 from analysis.coupling.jacobian import Recorded, Replay, jacobians, replay, rows_that_fit
 from analysis.coupling.kinds import Kinds, kinds
+from analysis.shared.samples import REPLAY_TOLERANCE, not_again
 from core import ranks
 from core.contracts import UserError
 from core.directions import Basis
-from core.episodes import spread_over_episodes
+from core.episodes import RolloutStore, spread_over_episodes
 from core.progress import bar
 from core.roll import Place, Simulator
 from core.stats import TESTS, least_units, means, require_draws
@@ -26,7 +27,6 @@ from core.trees import rows_of
 
 BLOCK = 1024  # entries whose means are inferred at once
 ROUNDING = 1e-6  # of the largest Jacobian: what a float32 backward pass leaves of a zero
-REPLAY_TOLERANCE = 1e-3  # of h; a replay that took another action is off by far more
 
 
 class Coupling(NamedTuple):
@@ -99,11 +99,13 @@ def plan(
     behaviours: Sequence[int],
     config: CouplingConfig,
     recorded: Recorded | None = None,
+    store: RolloutStore | None = None,
 ) -> Plan:
     """Choose steps of ``sampled`` (with hidden states h_sampled), the modal rollouts from the latents z_EZ
     (episode e starts from row e).
 
     recorded: the rollouts with all that is needed to go on from them; None: they are simulated again.
+    store: of the samples, to say how they were made if they do not come out again.
 
     Raises UserError if the rollouts are too short, if most steps do not come out again, or if no behaviour
     has enough episodes for a test at alpha.
@@ -120,10 +122,7 @@ def plan(
     else:
         played, same_N = recorded, np.ones(len(h_sampled_NH), bool)
     if same_N[usable_N].mean() < 0.5:
-        raise UserError(
-            f"only {same_N[usable_N].mean():.0%} of the sampled steps come out again from their latents; "
-            "Jacobians need samples recorded without noise, exploration and interventions"
-        )
+        raise not_again(same_N[usable_N].mean(), store, "Jacobians need")
     groups = [sampled.label_N == b for b in behaviours]
     ends = sources_at_ends(sampled, config.lags, config.extremes) if config.extremes else {}
     eligible = [np.flatnonzero(group & usable_N & same_N) for group in (*groups, *ends.values())]

@@ -33,7 +33,7 @@ from analysis.saliency.figures import draw
 from analysis.saliency.maps import MapsWriter
 from analysis.shared.bases import bases_in
 from analysis.shared.quantities import find_quantities
-from analysis.shared.samples import Latents, source_episodes
+from analysis.shared.samples import Latents, check_modal, source_episodes
 from analysis.shared.sources import check_own, open_samples
 from core import artefacts, config as cli
 from core.contracts import UserError
@@ -118,9 +118,12 @@ def main(config: SaliencyConfig) -> None:
         late = next((q for q in quantities if config.target_step < q.first_step), None)
         if late is not None:
             raise UserError(f"{late.name} needs --target_step {late.first_step} or later")
-        z_SZ: torch.Tensor | Latents = Latents(store, ids, device)
+        latents = Latents(store, ids, device)
+        z_SZ: torch.Tensor | Latents = latents
         units = source_episodes(store, ids)
         simulator = as_started(simulator, store)
+        if not config.combine_samples_not_iterate:
+            check_modal(simulator, store, ids, latents, config.steps, "saliency needs")
     combined_ids = ids
     if config.combine_samples_not_iterate:
         z_SZ, ids = simulator.world.normalise(z_SZ[:].mean(0, keepdim=True)), [-1]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from core.contracts import UserError
 from core.episodes import RolloutStore
+from core.roll import Simulator
+
+REPLAY_TOLERANCE = 1e-3  # of h; a replay that took another action is off by far more
+AT_ONCE = 32  # samples rolled out again at once
 
 
 class Latents:
@@ -26,3 +32,38 @@ def source_episodes(store: RolloutStore, episodes: Sequence[int]) -> np.ndarray:
     episode are one; any other rollout is its own."""
     starts = [store.meta(e).get("start") for e in episodes]
     return np.array([-1 - e if s is None else int(s[0]) for e, s in zip(episodes, starts, strict=True)], np.int64)
+
+
+def not_again(share: float, store: RolloutStore | None, who: str) -> UserError:
+    """What is said of samples that are not the modal rollouts from their latents.  share: of their steps that come out
+    again; store: theirs, which tells how they were made."""
+    facts = {} if store is None else store.manifest["facts"]
+    ways = ["--stochastic"] if facts.get("stochastic") else []
+    for one in facts.get("interventions") or ():
+        forced = one["kind"] == "ForcedActions"
+        ways.append(f"--actions {' '.join(one['actions'])}" if forced else f"an intervention ({one['kind']})")
+    made = "" if store is None or not ways else f" ({store.path} was recorded with {' and '.join(ways)})"
+    return UserError(
+        f"only {int(100 * share)}% of the sampled steps come out again from their latents{made}; "
+        f"{who} samples recorded without noise, exploration and interventions"
+    )
+
+
+@torch.no_grad()
+def check_modal(simulator: Simulator[Any], store: RolloutStore, ids: Sequence[int], latents: Latents, steps: int,
+                who: str) -> None:  # fmt: skip
+    """UserError unless every one of the samples ``ids``, with these latents, is the modal rollout from its latent, for
+    ``steps`` transitions or to where it ends: in hidden states and actions."""
+    same, all_steps = 0, 0
+    for i in range(0, len(ids), AT_ONCE):
+        part = slice(i, i + AT_ONCE)
+        starts = np.array([[e, 0] for e in ids[part]], np.int64)
+        kept = store.read_windows(["h", "action"], starts, steps + 1)
+        moments = [(m.h_BH.cpu().numpy(), m.action.cpu().numpy()) for m in simulator.roll(latents[part], steps=steps)]
+        h_BTH, action_BT = (np.stack(found, 1) for found in zip(*moments, strict=True))
+        alike = np.abs(h_BTH - kept.columns["h"]).max(2) < REPLAY_TOLERANCE
+        acted = (action_BT == kept.columns["action"]).reshape(*alike.shape, -1).all(2)
+        same += int((alike & (acted | ~kept.acted) & kept.seen).sum())
+        all_steps += int(kept.seen.sum())
+    if same < all_steps:
+        raise not_again(same / all_steps, store, who)

@@ -223,6 +223,32 @@ def test_mistakes_leave_nothing(
     assert message in line
 
 
+@pytest.mark.parametrize(
+    ("ways", "made"),
+    [
+        (["--actions", "2"], "--actions 2"),
+        (["--stochastic"], "--stochastic"),
+        (["--stochastic", "--shift", "ica:0=40"], "--stochastic and an intervention (Shift)"),
+    ],
+)
+def test_samples_that_are_not_the_rollouts_from_their_latents_are_refused(
+    runs: Path, tmp_path: Path, ways: list[str], made: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples, out = tmp_path / "altered", tmp_path / "saliency"
+    if "--shift" in ways:
+        ways = [*ways, "--basis", str(runs / "hidden_states")]
+    words = ["--simulator", runs / "simulator", "--out", samples, "--samples", 3, "--steps", 6, "--threads", 1]
+    cli.run(record_samples.RecordSamplesConfig, record_samples.main, "s", [*map(str, words), *ways])
+    of = ["--samples", samples, "--sample_ids", 0, 1, "--quantities", "value", "--no-video"]
+    with pytest.raises(SystemExit) as ended:
+        explain(runs, out, *of)
+    assert ended.value.code == 2 and not out.exists()
+    *_, line = capsys.readouterr().err.strip().splitlines()
+    assert "of the sampled steps come out again from their latents" in line
+    assert f"({samples} was recorded with {made}); saliency needs samples recorded without noise" in line
+    explain(runs, out, *of, "--combine_samples_not_iterate")  # of their latents alone
+
+
 def couple(runs: Path, out: Path, *more: object) -> None:
     words = argv(runs, out, "--hidden_states", runs / "hidden_states", "--behaviours", "None", *more)
     cli.run(coupling.CouplingConfig, coupling.main, coupling.STAGE, words)
