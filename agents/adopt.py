@@ -354,7 +354,7 @@ def observations(spec: EnvSpec, seed: int) -> list[dict[str, Tensor]]:
 
 def options_of(text: str) -> dict[str, Any]:
     """A JSON object, or the file that holds one.  Raises UserError."""
-    plain = text.lstrip().startswith("{")
+    plain = text.lstrip().startswith(("{", "["))  # else a file's name
     value = json_of(text.encode(), Path("--env_options")) if plain else cli.read_json(Path(text))
     if not isinstance(value, dict):
         raise UserError(f"--env_options {text}: a JSON object is needed")

@@ -186,11 +186,22 @@ def _line(error: BaseException) -> str:
 
 def _wrapped(env: Any, wrappers: Sequence[Any]) -> Any:
     for entry in wrappers:
-        path, arguments = (entry, {}) if isinstance(entry, str) else (*entry, {})[:2]
+        match [entry] if isinstance(entry, str) else entry:
+            case [str() as path]:
+                arguments = {}
+            case [str() as path, dict() as arguments]:
+                pass
+            case _:
+                raise UserError(
+                    f'wrappers: {entry!r} is no wrapper; write "package.module:Name", or '
+                    '["package.module:Name", {"argument": value}]'
+                )
+        wrapper = _wrapper(path)
         try:
-            env = _wrapper(path)(env, **arguments)
-        except TypeError as error:
-            raise UserError(f"the wrapper {path!r} cannot be put on: {_line(error)}") from None
+            env = wrapper(env, **arguments)
+        except Exception as error:  # whatever a foreign constructor raises
+            said = f"{type(error).__name__}: {_line(error)}".rstrip(": ")
+            raise UserError(f"the wrapper {path!r} cannot be put on: {said}") from error
     return env
 
 

@@ -654,7 +654,10 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     for words, said in (
         (["my.py"], "--weights is required"),
         (["docs/examples/cartpole.py", "--weights", "w"], "cannot read the weights w"),
-        (["docs/examples/cartpole.py", "--weights", str(weights), "--env_options", "[]"], "no such file"),
+        (
+            ["docs/examples/cartpole.py", "--weights", str(weights), "--env_options", "[1]"],
+            "--env_options [1]: a JSON object is needed",
+        ),
         (["docs/examples/cartpole.py", "--weights", str(weights), "--env_options", "{1}"], "not valid JSON"),
         (["docs/examples/cartpole.py", "--wieghts", str(weights)], "unknown flag --wieghts (did you mean --weights?)"),
     ):
