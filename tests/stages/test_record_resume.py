@@ -217,6 +217,13 @@ def test_what_a_recording_does_not_go_on_with(world: Path, tmp_path: Path, monke
     assert not out.exists()
     cut_off(world, out, "--agent", str(agent))
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    (tmp_path / "link").symlink_to(agent)
+    with monkeypatch.context() as patch:  # named in another way, it is no other agent
+        patch.chdir(tmp_path)
+        for named in ("agent", "./link/../agent", "link"):
+            again = tmp_path / f"again_{named.replace('/', '_')}"
+            shutil.copytree(out, again)
+            recorded([*argv, "--agent", named], again, "--resume")
     for more, said in (
         (["--seed", "3"], "--resume: seed was 0 and is now 3; start another run for that"),
         (["--explore_share", "0.5", "--random", "0.5"], "exploration.explore_share was 0.0 and is now 0.5"),
