@@ -299,6 +299,15 @@ def test_a_study_without_snapshots_says_so(planted):
     assert found.notes["paired_by"] == "seed" and "no snapshots" in found.notes["paired"]
 
 
+@pytest.mark.parametrize(("frames", "latest", "least"), [(1, 0, 1), (2, 0, 1), (5, 3, 4)])
+def test_starts_that_are_too_early_name_the_least(planted, frames, latest, least):
+    simulator, _ = planted
+    env = PlantedWorld(OPTIONS, 2)
+    with pytest.raises(UserError, match=f"--latest_start {latest} is too early: --latest_start {least} is the least"):
+        collect_starts(simulator.agent, env, 2, initial_frames=frames, latest=latest, seed=0)
+    collect_starts(simulator.agent, env, 2, initial_frames=frames, latest=least, seed=0)
+
+
 def test_episodes_too_short_are_a_user_error(planted, monkeypatch):
     simulator, _ = planted
     monkeypatch.setattr("validation.paired.starts.GIVE_UP_STEPS", 50)

@@ -94,7 +94,7 @@ def collect_starts(
         raise ValueError(f"a world without snapshots needs a slot a start: {slots} slots for {count} starts")
     first, last = max(1, initial_frames - 1), min(latest, until)
     if latest < first:
-        raise UserError(f"--latest_start {latest} is too early: the simulator needs {initial_frames} frames")
+        raise UserError(f"--latest_start {latest} is too early: --latest_start {first} is the least")
     rng = np.random.default_rng(seed)
     chooser = Chooser(Exploration(greedy=greedy), slots, rng, agent.spec.parts)
     quota_B = np.full(slots, count // slots) + (np.arange(slots) < count % slots)
