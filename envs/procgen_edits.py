@@ -391,10 +391,15 @@ def _copy(state: State, name: str, x: float, y: float, words: str) -> np.ndarray
 
 
 def _recount(state: State) -> None:
-    """What the game counts only when its level begins, or a step late."""
+    """What the game counts only when its level begins, or a step late.  Of coins and orbs that end a level when all are
+    collected one is left to be collected, so that no level ends because the last of them was taken out of it."""
+    own = state.own
     if state.game == "dodgeball":
-        state.own["num_enemies"] = len(state.of("enemy"))
+        own["num_enemies"] = len(state.of("enemy"))
     elif state.game == "miner":
-        state.own["diamonds_remaining"] = len(state.cells_of("diamond"))
+        own["diamonds_remaining"] = len(state.cells_of("diamond"))
     elif state.game == "chaser":
-        state.own["total_enemies"] = len(state.of("enemy")) + len(state.of("egg"))
+        own["total_enemies"] = len(state.of("enemy")) + len(state.of("egg"))
+        own["total_orbs"] = own["orbs_collected"] + max(len(state.cells_of("orb")), 1)
+    elif state.game == "climber":
+        own["coin_quota"] = own["coins_collected"] + max(len(state.of("coin")), 1)

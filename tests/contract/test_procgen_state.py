@@ -277,6 +277,70 @@ def test_what_is_in_view_is_in_the_picture(made: Made, game: str, thing: str) ->
     assert (before[gone] != hidden[gone]).any((1, 2, 3)).sum() <= len(gone) // 4  # at most an edge of some shows
 
 
+def collected(env: ProcgenEnv, snapshot: bytes, thing: str) -> tuple[int, float, bool]:
+    """(things collected, rewards together, whether the level is completed): each thing in turn is brought to the
+    agent, until the episode ends or none is left."""
+    total, steps = 0.0, 0
+    while len(state := state_of(snapshot).places(thing)):
+        now = state_of(snapshot)
+        if len(of := now.of(thing)):
+            now.entities["x"][of[0]], now.entities["y"][of[0]] = now.agent["x"], now.agent["y"]
+        else:
+            at, cells = (int(now.agent["y"]), int(now.agent["x"])), now.cells_of(thing)
+            x, y = cells[np.abs(cells - at[::-1]).sum(1).argmin()]  # which may lie there already
+            value, now.cells[y, x] = now.cells[y, x], SPACE
+            now.cells[at] = value
+        env.restore([snapshot_of(now, snapshot)])
+        step, steps = env.step(np.array([4])), steps + 1
+        total += float(step.reward[0])
+        if step.is_first[0]:
+            return steps, total, bool(step.terminated[0])
+        (snapshot,) = env.snapshot()
+        assert len(state_of(snapshot).places(thing)) == len(state) - 1
+    return steps, total, False
+
+
+@pytest.mark.parametrize(("game", "thing", "worth"), [("climber", "coin", 1), ("chaser", "orb", 0.04)])
+def test_what_is_left_of_collectables_completes_the_level(made: Made, game: str, thing: str, worth: float) -> None:
+    """With its bonus of 10, as without an edit: all that are there are needed."""
+    for seed in range(40):
+        env = made(game, slots=1, mode="easy", seed=seed)
+        (snapshot,) = env.snapshot()
+        state = state_of(snapshot)
+        if len(state.places(thing)) > 2:
+            break
+    if game == "chaser":  # nobody wakes, and all orbs but three are eaten
+        state.entities = state.entities[~np.isin(state.entities["type"], [4, 6])]
+        state.own["total_enemies"] = 0
+        eaten = state.cells_of("orb")[3:]
+        state.cells[eaten[:, 1], eaten[:, 0]] = SPACE
+        state.own["orbs_collected"] += len(eaten)
+    played = snapshot_of(state, snapshot)
+    n = len(state.places(thing))
+    assert collected(env, played, thing) == (n, pytest.approx(n * worth + 10), True)
+    far = np.abs(state.places(thing) - [state.agent["x"], state.agent["y"]]).sum(1)
+    x, y = state.places(thing)[far.argmax()]
+    last = {"climber": "remove coin nearest", "chaser": f"remove orb at {x} {y}"}[game]
+    fewer = parse_edit(last, game).apply(state_of(played))
+    assert len(fewer.places(thing)) == n - 1
+    assert collected(env, snapshot_of(fewer, played), thing) == (n - 1, pytest.approx((n - 1) * worth + 10), True)
+    if game == "chaser":  # back where it was
+        more = parse_edit(f"add orb at {x} {y}", game).apply(fewer)
+        assert collected(env, snapshot_of(more, played), thing) == (n, pytest.approx(n * worth + 10), True)
+        return
+    more = parse_edit(f"add coin at {x + 1} {y + 1}", game).apply(state_of(played))
+    assert collected(env, snapshot_of(more, played), thing) == (n + 1, pytest.approx(n * worth + 11), True)
+
+
+@pytest.mark.parametrize(("game", "thing"), [("climber", "coin"), ("chaser", "orb"), ("miner", "diamond")])
+def test_no_level_ends_because_all_is_taken_out_of_it(made: Made, game: str, thing: str) -> None:
+    env = made(game, slots=1, mode="easy", seed=5)
+    edited(env, f"remove {thing}")
+    for _ in range(5):
+        step = env.step(np.array([4]))
+        assert not step.is_first[0] and not step.reward[0]
+
+
 def test_a_moved_coin_ends_the_level_where_it_is_put(made: Made) -> None:
     env = made(slots=1, mode="easy")
     for _ in range(3):
