@@ -773,18 +773,24 @@ def eta_squared(counts_CB: np.ndarray, all_B: np.ndarray) -> np.ndarray:
     return np.divide(between_C, total_C, out=np.full(len(share_C), np.nan), where=total_C > 0)
 
 
-def permutation_p(observed: float | np.ndarray, null_P: np.ndarray) -> float | np.ndarray:
-    """Two-sided (1 + #{|null| >= |observed|}) / (1 + P), entry by entry.
+def permutation_p(
+    observed: float | np.ndarray, null_P: np.ndarray, around: float | np.ndarray = 0.0, noise: float = 0.0
+) -> float | np.ndarray:
+    """Two-sided (1 + #{|null - around| >= |observed - around|}) / (1 + P), entry by entry.
 
-    observed: a number or an array [...]; null_P: [P, ...], its values under P random permutations.
+    observed: a number or an array [...]; null_P: [P, ...], its values under P random permutations; around: what both
+    are measured from, as observed; noise: rounding errors of both, where these are of larger numbers than themselves
+    (differences that would be 0): what is no farther apart is equal.
     NaN stays NaN; undefined (NaN) permutations are left out of the count and of P.
     """
-    observed_ = np.asarray(observed, np.float64)
-    null = np.abs(np.asarray(null_P))
+    observed_, around_ = np.asarray(observed, np.float64), np.asarray(around, np.float64)
+    null = np.asarray(null_P)
     tie = max(TIE, ROUNDED * float(np.finfo(null.dtype).eps)) if null.dtype.kind == "f" else TIE
     if null.shape[1:] != observed_.shape:
         raise ValueError(f"null of shape {null.shape} for an observation of shape {observed_.shape}")
-    reaches = (null >= np.abs(observed_) * (1 - tie)).sum(0)
+    far = np.abs(observed_ - around_)
+    least = far - tie * np.maximum(np.abs(observed_), np.abs(around_)) - noise
+    reaches = (np.abs(null - around_ if around_.any() else null) >= least).sum(0)
     p = (1 + reaches) / (1 + (~np.isnan(null)).sum(0))
     p = np.where(np.isnan(observed_), np.nan, p)
     return float(p) if p.ndim == 0 else p

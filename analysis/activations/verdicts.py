@@ -74,6 +74,7 @@ LEAST_LEFT = 0.01  # share of a feature's variance; where time and life leave le
 CELLS, CELL_ROWS = 200, 10  # of time: at most so many, with at least so many rows
 STRATUM = 10  # lives of similar length that exchange labels
 TAIL_DF = 10
+NOISE_OF_D = 1e-9  # and of shares: rounding errors of the differences that they are made of
 NEIGHBOURS, NEIGHBOUR_ROWS = 10, 20_000  # of a row; every n-th row, so that at most so many look for theirs
 SPLITS = 20  # random halves of the lives
 ROTATIONS = 200
@@ -564,7 +565,8 @@ def effects(
 
 
 def _p(d_CF: np.ndarray, null_PCF: np.ndarray) -> np.ndarray:
-    """Two-sided p [C, F] about the mean of the exchanged labels; NaN where there are none.
+    """Two-sided p [C, F] about the mean of the exchanged labels; NaN where there are none, 1 where every exchange gives
+    the same but for rounding.
 
     A thousand draws cannot say p < 0.001, which among clusters x features is never enough for a single effect.  So
     where no draw reaches an effect, its distance in their standard deviations counts, by Student's t with TAIL_DF
@@ -574,10 +576,9 @@ def _p(d_CF: np.ndarray, null_PCF: np.ndarray) -> np.ndarray:
 
     n_CF = (~np.isnan(null_PCF)).sum(0)
     mean_CF = np.nansum(null_PCF, 0, np.float64) / np.maximum(n_CF, 1)
-    from_mean_PCF = null_PCF - mean_CF
-    p_CF = np.asarray(permutation_p(d_CF - mean_CF, from_mean_PCF))
+    p_CF = np.asarray(permutation_p(d_CF, null_PCF, mean_CF, NOISE_OF_D))
     with np.errstate(divide="ignore", invalid="ignore"):
-        sd_CF = np.sqrt(np.nansum(from_mean_PCF**2, 0) / np.maximum(n_CF - 1, 1))
+        sd_CF = np.sqrt(np.nansum((null_PCF - mean_CF) ** 2, 0) / np.maximum(n_CF - 1, 1))
         tail_CF = 2 * stdtr(TAIL_DF, -np.abs(d_CF - mean_CF) / sd_CF)
     unreached_CF = (p_CF * (1 + n_CF) < 1.5) & (sd_CF > 0)
     return np.where(n_CF > 1, np.where(unreached_CF, np.minimum(p_CF, tail_CF), p_CF), np.nan)

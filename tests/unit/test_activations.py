@@ -438,6 +438,24 @@ def test_a_feature_of_time_alone_passes_no_test_beyond_time() -> None:
     assert found.table()[1]["feature"] == "tick" and found.table()[1]["beyond"] is None
 
 
+def test_an_effect_that_is_only_rounding_is_no_effect() -> None:
+    """Clusters of whole lives: their means beyond life are 0, whoever exchanges labels, but for rounding errors."""
+    rng = np.random.default_rng(0)
+    life, at = np.repeat(np.arange(LIVES), ROWS), np.tile(np.arange(ROWS), LIVES)
+    lives = Lives(life, np.arange(LIVES), at * 10.0, (at + 0.5) / ROWS)
+    x = rng.standard_normal((len(life), 8)) + rng.standard_normal((LIVES, 8))[life]
+    found = verdicts.effects(x, list("abcdefgh"), 0, life % 4, lives, rng, permutations=199, resamples=20)
+    assert np.abs(found.beyond.d).max() < 1e-12 and (found.beyond.p == 1).all() and (found.beyond.q == 1).all()
+
+
+def test_labels_that_repeat_an_effect_reach_it_as_they_are_kept() -> None:
+    """In float32, of which the effect itself has twice the digits."""
+    d, null = np.array([[0.3, 0.7]]), np.full((99, 1, 2), [0.3, 0.7], np.float32)
+    assert (verdicts._p(d, null) == 1).all()
+    null[::2] = 0
+    assert (verdicts._p(d, null) == 0.5).all()
+
+
 def test_features_that_all_lives_share_tick_by_tick_are_time() -> None:
     """Food falls and is refilled in lockstep, a cluster is six ticks of most lives: bins of time are too coarse."""
     records, _ = planted("noise", 0)

@@ -615,6 +615,9 @@ def test_permutation_p_counts_entry_by_entry() -> None:
     assert isinstance(permutation_p(1.0, null[:, 0]), float)
     assert np.isnan(permutation_p(np.array([np.nan, 1.0]), null)).tolist() == [True, False]
     assert permutation_p(0.1 + 0.2, np.array([0.3])) == 1.0  # the same value but for rounding is reached
+    assert permutation_p(2.0, null[:, 0], around=1.0) == 3 / 4 and permutation_p(4.0, null[:, 0], around=1.0) == 2 / 4
+    assert permutation_p(1e-16, np.array([1e-17, -1e-17]), noise=1e-12) == 1.0
+    assert permutation_p(0.1, np.full(9, 0.1, np.float32), around=0.09999) == 1.0  # so it is in float32
     with pytest.raises(ValueError, match="shape"):
         permutation_p(np.zeros(3), null)
 
