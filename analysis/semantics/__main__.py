@@ -379,7 +379,7 @@ def summary(result: Result, subject: Subject, made: Sequence[str]) -> list[str]:
         found = sum(row["verdict"] == "match" for row in rows)
         lines.append(f"{found} of {len(rows)} descriptions match a code: {result.notes['matches_are']}")
         for row in rows:
-            beside = "" if row["verdict"] == "not seen" else (
+            beside = "" if "code" not in row else (
                 f" ({names[row['code']]}: phi {row['phi']:.2f} [{row['low']:.2f}, {row['high']:.2f}], "
                 f"q {max(row['q_rotated'], row['q_exchanged']):.2g})"
             )  # fmt: skip

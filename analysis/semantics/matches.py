@@ -103,16 +103,17 @@ def matches(
     their correlation, over whole levels, lies above it, and both kinds' q <= .05 (over descriptions, of the largest
     correlation over codes); it goes with it *by time* where only the codes rotated are beaten, not those exchanged;
     there is *none* where the interval lies below; else it is *open*.  It is *not seen* where it holds in fewer than
-    two levels.
+    two levels, and there is nothing to match where it holds *always*, in every state, or all states have *one code*.
     """
     rng = np.random.default_rng(seed)
     phi_CD = phi(states.code_N, holds_ND, states.codes)
     levels_D = np.array([len(np.unique(states.unit_N[x_N])) for x_N in holds_ND.T])
     seen = np.flatnonzero((levels_D >= FEWEST_UNITS) & np.isfinite(phi_CD).any(0))
+    unasked_D = np.select([levels_D < FEWEST_UNITS, holds_ND.all(0)], ["not seen", "always"], "one code")
     best_D = np.nan_to_num(phi_CD, nan=-1.0).argmax(0)
     rows: list[dict[str, Any]] = [
-        {"description": name, "verdict": "not seen", "share": float(x_N.mean())}
-        for name, x_N in zip(names, holds_ND.T, strict=True)
+        {"description": name, "verdict": str(why), "share": float(x_N.mean())}
+        for name, why, x_N in zip(names, unasked_D, holds_ND.T, strict=True)
     ]
     found = chance(states, holds_ND[:, seen], draws, rng) if len(seen) else {}
     p_of = {kind: (1 + (x_RD >= phi_CD[best_D[seen], seen]).sum(0)) / (1 + draws) for kind, x_RD in found.items()}

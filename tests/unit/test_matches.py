@@ -60,6 +60,16 @@ def test_a_planted_match_is_found_and_what_is_never_seen_is_said() -> None:
     assert rows[0]["of_the_description"] == pytest.approx((code_N == 2)[noisy_N].mean())
 
 
+def test_what_nothing_can_match_says_why() -> None:
+    """What always holds was called not seen."""
+    rng = np.random.default_rng(1)
+    code_N, last = slow(rng, CODES), np.arange(EPISODES * STEPS) >= (EPISODES - 1) * STEPS
+    always, never = np.ones(len(code_N), bool), np.zeros(len(code_N), bool)
+    rows = found(code_N, always, never, code_N == 2, last)
+    assert [row["verdict"] for row in rows] == ["always", "not seen", "match", "not seen"]
+    assert [row["verdict"] for row in found(np.zeros_like(code_N), code_N == 2, always)] == ["one code", "always"]
+
+
 @pytest.mark.parametrize("kind", ["slow", "fast", "still"])
 def test_what_has_nothing_to_do_with_codes_matches_none(kind: str) -> None:
     """Slow truths, fast ones, and ones that differ between episodes alone."""
