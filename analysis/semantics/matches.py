@@ -49,10 +49,20 @@ def read_descriptions(path: Path) -> Descriptions:
         raise UserError(f"{path}: descriptions must name expressions; the file is {shape}")
     if not isinstance(data["game"], str) or type(steps) is not int or steps < 0:
         raise UserError(f"{path}: game must be a name and enough_steps a whole number; the file is {shape}")
+    alike: dict[str, str] = {}
     for name in words:
         if not name[:1].isalpha():
             raise UserError(f"{path}: the name {name!r} must begin with a letter")
+        if (first := alike.setdefault(_plain(name), name)) != name:
+            raise UserError(
+                f"{path}: the names {first!r} and {name!r} differ in signs alone, which do not count; rename one"
+            )
     return Descriptions(data["game"], steps, dict(words))
+
+
+def _plain(name: str) -> str:
+    """A description's name as that of an event."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", name)
 
 
 def told(store: RolloutStore, said: Descriptions) -> np.ndarray:
@@ -61,9 +71,7 @@ def told(store: RolloutStore, said: Descriptions) -> np.ndarray:
     game = store.spec.env_id.partition("/")[2]
     if said.game != game:
         raise UserError(f"the descriptions are of {said.game}, the rollouts of {game}")
-    events = chosen_events(
-        [f"{re.sub(r'[^A-Za-z0-9]+', '_', name)}: {text}" for name, text in said.words.items()], store
-    )
+    events = chosen_events([f"{_plain(name)}: {text}" for name, text in said.words.items()], store)
     return np.concatenate([on_TD for _, on_TD in happening(events, store)])
 
 

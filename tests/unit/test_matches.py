@@ -100,6 +100,10 @@ def test_what_only_time_brings_together_is_no_match() -> None:
         ({"game": "ninja", "enough_steps": 1, "descriptions": {}}, "must name expressions"),
         ({"game": "ninja", "enough_steps": 1, "descriptions": {"a": 3}}, "must name expressions"),
         ({"game": "ninja", "enough_steps": 1, "descriptions": {"7 a": "step > 3"}}, "must begin with a letter"),
+        (
+            {"game": "ninja", "enough_steps": 1, "descriptions": {"x y": "step > 3", "x-y": "step > 4"}},
+            r"d\.json: the names 'x y' and 'x-y' differ in signs alone",
+        ),
     ],
 )  # fmt: skip
 def test_files_that_describe_nothing(tmp_path: Path, data: Any, said: str) -> None:
