@@ -24,7 +24,7 @@ import numpy as np
 
 from core.config import nearest
 from core.contracts import UserError
-from envs.procgen_state import ENTITY, NEEDED, SPACE, THINGS, State
+from envs.procgen_state import ENTITY, NEEDED, SPACE, TAILS, THINGS, State
 
 VERBS = ("remove", "move", "add", "set")
 SETTINGS = {"velocity": 2, "agent_theme": 1, "wall_theme": 1, "background": 1}
@@ -73,8 +73,25 @@ class Edit:
     def apply(self, state: State) -> State:
         """The same state, changed in place.  UserError where there is nothing to change, where the place is taken, or
         where the game could not go on."""
+        self.check(state.game)
         {"remove": self._remove, "move": self._move, "add": self._add, "set": self._set}[self.verb](state)
         return state
+
+    def check(self, game: str) -> None:
+        """UserError for what no state of this game allows."""
+        of_cells = self.thing in THINGS[game] and bool(THINGS[game][self.thing].cells)
+        if of_cells and self.thing == "wall" and self.verb in ("add", "remove") and game not in WALLS:
+            raise UserError(
+                f"{self.words}: walls of {game} cannot be edited; those of these games can: {', '.join(WALLS)}"
+            )
+        if self.ahead is not None and game not in SIDEWAYS:
+            raise UserError(
+                f"{self.words}: 'ahead' is for games seen from the side ({', '.join(SIDEWAYS)}); say 'at X Y'"
+            )
+        if self.verb == "remove" and self.thing in NEEDED.get(game, ()):
+            raise UserError(f"{self.words}: {game} cannot go on without its {self.thing}")
+        if self.thing == "wall_theme" and "wall_theme" not in (TAILS[game].names or ()):
+            raise UserError(f"{self.words}: {game} has no themes of walls")
 
     def fixed(self, state: State) -> Edit:
         """The same edit with the place where it is made here: 'nearest' and 'ahead' become 'at X Y', so that it means
@@ -126,11 +143,7 @@ class Edit:
         return index[inside[0]], cells[inside[1]]
 
     def _remove(self, state: State) -> None:
-        if self.thing in NEEDED.get(state.game, ()):
-            raise UserError(f"{self.words}: {state.game} cannot go on without its {self.thing}")
         index, cells = self._chosen(state)
-        if len(cells) and self.thing == "wall":
-            _no_walls(state, self.words)
         state.entities = np.delete(state.entities, index)
         state.cells[cells[:, 1], cells[:, 0]] = SPACE
         if self.thing == "wall" and self.which:
@@ -199,8 +212,6 @@ class Edit:
         if not thing.cells:
             state.entities = np.append(state.entities, _copy(state, self.thing, x, y, self.words))
             return
-        if self.thing == "wall":
-            _no_walls(state, self.words)
         i, j, agent = int(x), int(y), state.agent
         if abs(i + 0.5 - agent["x"]) < 0.5 + agent["rx"] and abs(j + 0.5 - agent["y"]) < 0.5 + agent["ry"]:
             raise UserError(f"{self.words}: the agent is there")
@@ -222,17 +233,21 @@ class Edit:
             state.agent["image_theme"] = int(self.values[0])
         elif self.thing == "background":
             state.motion["background_index"] = int(self.values[0])
-        elif "wall_theme" in state.has:
-            state.own["wall_theme"] = int(self.values[0])
         else:
-            raise UserError(f"{self.words}: {state.game} has no themes of walls")
+            state.own["wall_theme"] = int(self.values[0])
 
 
 PICTURELESS = ("velocity",)  # settings that nothing shows
 
 
 def parse_edit(text: str, game: str) -> Edit:
-    """An edit in words.  UserError on what does not parse, or names what the game does not have."""
+    """An edit in words.  UserError on what does not parse, names what the game does not have, or is no edit of it."""
+    edit = _parse(text, game)
+    edit.check(game)
+    return edit
+
+
+def _parse(text: str, game: str) -> Edit:
     words, where = text.split(), f"edit {text!r}"
     if not words or words[0] not in VERBS:
         hint = nearest(words[0], VERBS) if words else ""
@@ -347,17 +362,8 @@ def _redraw(state: State, cells: np.ndarray) -> None:
                     state.cells[k, i] = kind[int(above == SPACE)]
 
 
-def _no_walls(state: State, words: str) -> None:
-    if state.game not in WALLS:
-        raise UserError(
-            f"{words}: walls of {state.game} cannot be edited; those of these games can: {', '.join(WALLS)}"
-        )
-
-
 def _ahead(state: State, n: float, up: float) -> tuple[float, float]:
     """The middle of the cell N before the agent and M above the one its feet are in."""
-    if state.game not in SIDEWAYS:
-        raise UserError(f"'ahead' is for games seen from the side ({', '.join(SIDEWAYS)}); say 'at X Y'")
     agent = state.agent
     side = 1 if state.own["facing_right"] else -1
     foot = math.floor(float(agent["y"] - agent["ry"]) + 0.02)
