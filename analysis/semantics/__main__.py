@@ -43,7 +43,7 @@ from analysis.semantics.states import NAMES, States, open_policy, placed, read_n
 from analysis.shared.agents import short_names
 from analysis.shared.behaviours import STAGE as BEHAVIOURS, load_behaviours
 from analysis.shared.clusters import k_means, nearest_centre
-from analysis.shared.maps import check_mappable, embed
+from analysis.shared.maps import LEAST_MAPPED, check_mappable, embed
 from analysis.shared.sources import check_made_from
 from analysis.shared.truths import levels_of, names_of, numbers_of
 from analysis.similarity.comparison import states as states_of_another
@@ -279,7 +279,11 @@ def check_states(config: SemanticsConfig, made: Sequence[str], subject: Subject)
     ):  # fmt: skip
         if part in made:
             subject.states.drawn(count, flag, rng)
-            check_mappable(count, "tsne" if part == "embeddings" else "pca")
+            more = f"give --{flag} {LEAST_MAPPED} or more"
+            none = "record more, or name the parts without embeddings"
+            check_mappable(
+                count, "tsne" if part == "embeddings" else "pca", more if len(subject.states) >= LEAST_MAPPED else none
+            )
     if not {"videos", "hover"} & set(made):
         return ""
     if (found := image_field(subject.store)) is None:

@@ -20,10 +20,10 @@ FEWEST_MAPPED = 50  # rows of a umap by itself
 PLACED_AT_ONCE = 4000  # rows that are put on a finished map: beyond 10,000 umap moves them a third as often
 
 
-def check_mappable(points: int, kind: Embedding) -> None:
-    """UserError if there are too few points for a map of this kind."""
+def check_mappable(points: int, kind: Embedding, remedy: str = "use --embedding pca") -> None:
+    """UserError if there are too few points for a map of this kind; remedy: what the stage has."""
     if kind != "pca" and points < LEAST_MAPPED:
-        raise UserError(f"{points} points are too few for {kind}; at least {LEAST_MAPPED} are needed (or use pca)")
+        raise UserError(f"{points} points are too few for {kind}, which needs at least {LEAST_MAPPED}; {remedy}")
 
 
 Place = Callable[[np.ndarray], np.ndarray]

@@ -211,6 +211,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(made: Path, tmp_pa
 
     refused("states, --hover_states asks for 9,999,999", "hover", "--hover_states", "9999999")
     refused("states, --embedding_states asks for", "embeddings", "--embedding_states", "9999999")
+    few = "too few for tsne, which needs at least 100; give --embedding_states 100 or more"
+    refused(few, "embeddings", "--embedding_states", "3")
     refused("curves needs --curves", "curves")
     refused("--run_most 3 is less than --run_least 5", "videos", "--run_most", "3")
     with new_run(tmp_path / "plain", "train", {}) as run:
