@@ -80,7 +80,7 @@ def write_films(
             episode, t = states.index_N2[first]
             take = min(length, options.run_most, options.video_frames - len(frames))
             window = store.read_windows([f"obs/{field}"], np.array([[episode, t]]), take)
-            frames += [_captioned(x, f"{names[c]}  {int(t) + i}") for i, x in enumerate(window[f"obs/{field}"][0])]
+            frames += [_captioned(x, names[c], int(t) + i) for i, x in enumerate(window[f"obs/{field}"][0])]
             shown += 1
         if frames:
             write_video(path / f"code_{c}.mp4", frames, options.fps)
@@ -90,12 +90,17 @@ def write_films(
     return rows
 
 
-def _captioned(frame: np.ndarray, text: str) -> np.ndarray:
-    """A frame enlarged, with its code and step in a corner."""
+def _captioned(frame: np.ndarray, name: str, step: int) -> np.ndarray:
+    """A frame enlarged, with its code and step in a corner; a name that leaves the step no room is shortened."""
     from PIL import ImageDraw
 
-    image = enlarged(frame, SIDE, SIDE)
+    image, font = enlarged(frame, SIDE, SIDE), font_of(11)
     pen = ImageDraw.Draw(image)
+    text, room = f"{name}  {step}", SIDE - 8
+    for end in range(len(name) - 1, 0, -1):
+        if pen.textlength(text, font) <= room:
+            break
+        text = f"{name[:end].rstrip()}…  {step}"
     pen.rectangle((0, 0, SIDE, 17), fill="white")
-    pen.text((4, 2), text[:34], fill="black", font=font_of(11))
+    pen.text((4, 2), text, fill="black", font=font)
     return np.asarray(image)

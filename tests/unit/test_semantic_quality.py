@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from analysis.semantics.films import _captioned
 from analysis.semantics.quality import run_lengths, use_of_codes
 from analysis.semantics.states import States
 from core.artefacts import Result
@@ -97,3 +98,12 @@ def test_surrogates_are_where_the_features_are() -> None:
     np.testing.assert_allclose(every[:, -1], 7)
     follows = [(x[1:] * x[:-1]).mean(0) for x in (every - every.mean(0), h_NF - h_NF.mean(0))]
     np.testing.assert_allclose(*follows, atol=0.3)
+
+
+def test_a_long_name_leaves_the_step_its_room_in_a_film() -> None:
+    frame = np.zeros((64, 64, 3), np.uint8)
+    one, other = (
+        _captioned(frame, "a ledge just above, something to pass ahead and a drop below it", t) for t in (7, 8)
+    )
+    assert (one != other).any() and (one[:18, -4:] == 255).all()  # a margin, as on the left
+    assert (one[18:] == other[18:]).all()
