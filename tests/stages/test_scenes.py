@@ -24,7 +24,7 @@ from validation.scenes import __main__ as scenes
 from validation.scenes.course import OUTCOMES, SceneWorld
 from validation.scenes.curves import difference, fit_isotonic, fit_logistic, isotonic
 from validation.scenes.starts import build_starts, stances_of
-from validation.scenes.study import choices_of, half_of
+from validation.scenes.study import SceneOptions, _fits, _middle_in_words, choices_of, half_of
 
 AGENT = Path("bundles/coinrun-context/agent")
 SIMULATOR = Path("bundles/coinrun-context/simulator")
@@ -150,6 +150,27 @@ def test_where_a_curve_is_a_half_is_said_as_far_as_it_is_known() -> None:
     level = said(3.0, 16, slope=0.0)
     assert level.count("inside") + level.count("outside") <= 2
     assert set(said(3.0, 1)) <= {"open", "none"}
+
+
+def test_a_curve_that_is_a_half_at_none_of_the_values_has_no_middle() -> None:
+    """It was kept where the line would be one, cells before the first or behind the last value."""
+    x, rng = np.arange(1.0, 7), np.random.default_rng(0)
+    options = SceneOptions(choice="jump", settles=(0,), horizon=8, fit="logistic", seed=0, greedy=False)
+
+    def fitted(middle: float, noise: float = 0.02) -> tuple[dict[str, Any], str]:
+        p_VE = 1 / (1 + np.exp(-(x[:, None] - middle) / 3)) + noise * rng.standard_normal((6, 16))
+        rows = _fits("as it is", 0, "prob:jump", x, p_VE.clip(0, 1)[..., None], [], options, rng)
+        return rows[0], _middle_in_words(Result(tables={"fits": rows}), "as it is", 0, "prob:jump", "w")
+
+    row, said = fitted(-6.0)
+    assert row["half"] == "outside" and not any(name.startswith("middle") for name in row) and row["width"] > 0
+    assert said == "; it is not a half at any value between these"
+    row, said = fitted(3.0)
+    assert (
+        row["half"] == "inside" and row["middle"] == pytest.approx(3, abs=0.2) and said.startswith("; a half at w = ")
+    )
+    row, said = fitted(6.0, 0.1)
+    assert row["half"] == "open" and said.endswith("] (whether that lies between these values is open)")
 
 
 def test_no_base_that_changes_does_not_say_that_none_would() -> None:

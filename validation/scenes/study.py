@@ -172,7 +172,8 @@ def _fits(
     variant: str, settle: int, quantity: str, x_V: np.ndarray, x_VEP: np.ndarray, of_values: list[Estimate],
     options: SceneOptions, rng: np.random.Generator,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Rows of ``fits``: of a logistic curve one (none where none fits), of an isotonic one a value."""
+    """Rows of ``fits``: of a logistic curve one (none where none fits; without a middle where it is known not to be a
+    half at any of these values, or not known to rise or fall), of an isotonic one a value."""
     about = {"variant": variant, "settle": settle, "quantity": quantity, "fit": options.fit}
     if options.fit == "isotonic":
         rows = zip(x_V, fit_isotonic(x_V, of_values), strict=True)
@@ -181,10 +182,11 @@ def _fits(
     if found is None:
         return [about]
     m, w, s = found.middle, found.width, found.slope
+    half = half_of(found, float(x_V.min()), float(x_V.max()))
+    middle = {"middle": m.value, "middle_low": m.low, "middle_high": m.high} if half in ("inside", "open") else {}
     return [{
-        **about, "middle": m.value, "middle_low": m.low, "middle_high": m.high, "width": w.value, "width_low": w.low,
-        "width_high": w.high, "slope": s.value, "slope_low": s.low, "slope_high": s.high, "n": m.n,
-        "half": half_of(found, float(x_V.min()), float(x_V.max())),
+        **about, **middle, "width": w.value, "width_low": w.low, "width_high": w.high, "slope": s.value,
+        "slope_low": s.low, "slope_high": s.high, "n": m.n, "half": half,
     }]  # fmt: skip
 
 
@@ -224,15 +226,13 @@ def _middle_in_words(result: Result, variant: str, settle: int, quantity: str, n
     for row in result.tables["fits"]:
         if row["fit"] != "logistic" or (row["variant"], row["settle"], row["quantity"]) != (variant, settle, quantity):
             continue
-        if "middle" not in row:
+        if "half" not in row:
             return "; no logistic curve fits"
-        at = f"{name} = {row['middle']:.2f}{between(row['middle_low'], row['middle_high'], '.2f')}"
-        return {
-            "inside": f"; a half at {at}",
-            "outside": "; it is not a half at any value between these",
-            "level": "; it is not known to rise or fall",
-            "open": f"; a half at {at}, so that it is open whether at a value between these",
-        }[row["half"]]
+        if "middle" not in row:
+            return {"outside": "; it is not a half at any value between these",
+                    "level": "; it is not known to rise or fall"}[row["half"]]  # fmt: skip
+        at = f"; a half at {name} = {row['middle']:.2f}{between(row['middle_low'], row['middle_high'], '.2f')}"
+        return at + " (whether that lies between these values is open)" * (row["half"] == "open")
     return ""
 
 
