@@ -315,7 +315,8 @@ def make(
         if said:
             draw_effects(said, names).savefig(path / "effects.png", dpi=140)
         causes.plane_basis(subject.agent, states).save(path)
-        words = causes.hypotheses(states, said, renewed(store.spec))
+        words = causes.hypotheses(states, renewed(store.spec))
+        result.notes["foretold_are"] = causes.FORETOLD[states.logits_NA is not None]
         artefacts.write_json(path / causes.CONFIG, causes.configuration(config.agent, config.out, words))
     if "embeddings" in made:
         rows = states.drawn(config.embedding_states, "embedding_states", rng)
@@ -375,6 +376,8 @@ def summary(result: Result, subject: Subject, made: Sequence[str]) -> list[str]:
             f"{one['trustworthiness']:.2f}, continuity {one['continuity']:.2f}; runs of {one['run_length']:.1f} steps, "
             f"{result.notes['runs_are']}"
         )
+        if states.logits_NA is None:
+            lines.append(f"{causes.CONFIG} foretells {causes.FORETOLD[False]}")
         for c, name in names.items():
             if sure := quality.surest(result.tables["effects"], c):
                 lines.append(f"{name}: " + ", ".join(f"{row['what']} {row['d']:+.2f} d" for row in sure))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from agents.semantic import SemanticAgent
@@ -17,6 +18,11 @@ from core.contracts import EnvSpec
 from core.directions import Basis, fingerprint
 
 CONFIG = "causes.json"
+FORETOLD = {
+    True: "the policy's own probabilities",
+    False: "shares of recorded actions, random ones among them: the recording holds no logits, so that what the policy "
+    "itself would do is not known",
+}
 
 
 @torch.no_grad()
@@ -37,21 +43,40 @@ def plane_basis(agent: SemanticAgent, states: States) -> Basis:
     )  # fmt: skip
 
 
-def hypotheses(states: States, said: Sequence[Mapping[str, Any]], spec: EnvSpec) -> list[str]:
-    """In the words of validation/hypotheses/grammar.py: every live code held, each with the action that its states
-    speak of most and how likely that is in them; the two most frequent codes exchanged; pushes along the plane.
+def chances_of(states: States, actions: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """How likely each of these actions is in every state, float64 [N, K]: as the policy says, before any exploration;
+    of a recording without logits 1 for the action that was taken, which may be a random one, and 0 for all others."""
+    if states.logits_NA is None:
+        return np.stack([np.isin(states.action_N, list(ids)) for ids in actions.values()], 1).astype(np.float64)
+    each_NA = torch.from_numpy(states.logits_NA).double().softmax(-1).numpy()
+    return np.stack([each_NA[:, list(ids)].sum(1) for ids in actions.values()], 1)
 
-    said: the effects' table."""
-    actions = spec.distinct_actions()
-    live = sorted((c for c in range(states.codes) if states.counts[c]), key=lambda c: -states.counts[c])
-    out = []
-    for c in sorted(live):
-        mine = [row for row in said if row["code"] == c and row["kind"] == "action" and row["what"] in actions]
-        if mine:
-            best = max(mine, key=lambda row: abs(row["d"]))
-            out.append(f"hold code:{c} always on prob:{best['what']} as {best['inside']:.3f}")
-        else:
-            out.append(f"hold code:{c} always on value")
+
+def spoken_of(states: States, actions: Mapping[str, Sequence[int]]) -> dict[int, tuple[str, float]]:
+    """Of every live code the action that its states speak of most, and how likely that is in them.
+
+    Most: by Cohen's d of the action's being chosen, inside the code against outside, as the policy itself would choose
+    (the variance is that of a choice, p (1 - p)); actions that a recording took at random dilute neither."""
+    chance_NK = chances_of(states, actions)
+    out = {}
+    for c in np.flatnonzero(states.counts).tolist():
+        mine = states.code_N == c
+        inside_K, outside_K = chance_NK[mine].mean(0), chance_NK[~mine].mean(0)
+        within_K = mine.mean() * inside_K * (1 - inside_K) + (1 - mine.mean()) * outside_K * (1 - outside_K)
+        d_K = np.abs(inside_K - outside_K) / np.sqrt(np.maximum(within_K, 1e-12))
+        best = int(d_K.argmax())
+        out[c] = list(actions)[best], float(inside_K[best])
+    return out
+
+
+def hypotheses(states: States, spec: EnvSpec) -> list[str]:
+    """In the words of validation/hypotheses/grammar.py: every live code held, each with the action that its states
+    speak of most and how likely the policy finds that in them; the two most frequent codes exchanged; pushes along the
+    plane."""
+    said = {} if spec.action_parts else spoken_of(states, spec.distinct_actions())
+    live = sorted(np.flatnonzero(states.counts).tolist(), key=lambda c: -states.counts[c])
+    on = {c: f"prob:{said[c][0]} as {said[c][1]:.3f}" if c in said else "value" for c in live}
+    out = [f"hold code:{c} always on {on[c]}" for c in sorted(live)]
     out.append(f"swap code:{live[0]} code:{live[1]} always on value")
     return [*out, *(f"shift plane:{i} by +1 always on value" for i in range(2))]
 

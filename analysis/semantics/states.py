@@ -39,6 +39,7 @@ class States:
     index_N2: np.ndarray  # (episode, t)
     unit_N: np.ndarray
     codes: int
+    logits_NA: np.ndarray | None = None  # the policy's own, before any exploration; None: not kept
 
     def __len__(self) -> int:
         return len(self.code_N)
@@ -83,13 +84,14 @@ def read_states(agent: SemanticAgent, rollouts: Path) -> tuple[RolloutStore, Sta
     store, _, name = open_stores(rollouts, None)
     if name != fingerprint(agent):
         raise UserError(f"{rollouts} was recorded with agent {name}, this is {fingerprint(agent)}; record this one")
-    columns, index_N2 = store.pooled("h", "value", "action")
+    kept = ["logits"] if "logits" in store.column_names else []
+    columns, index_N2 = store.pooled("h", "value", "action", *kept)
     level_E = levels_of(store)
     unit_E = units(store, store) if level_E is None else level_E
     plane_N2, code_N = placed(agent, columns["h"])
     states = States(
         columns["h"], plane_N2, code_N, columns["value"], columns["action"], index_N2, unit_E[index_N2[:, 0]],
-        agent.semantic.codes,
+        agent.semantic.codes, columns.get("logits"),
     )  # fmt: skip
     require_clusters(states)
     return store, states

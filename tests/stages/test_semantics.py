@@ -145,6 +145,30 @@ def test_codes_are_tried_as_causes_in_the_real_game(made: Path, whole: Path, tmp
     assert artefacts.verify(tmp_path / "out") == []
 
 
+def test_the_size_that_is_foretold_is_the_policys_own_probability(
+    made: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recorded actions are random ones in part; without logits there is nothing else, which is said."""
+    assert Result.load(whole).notes["foretold_are"] == "the policy's own probabilities"
+    store, agent = RolloutStore(made / "rollouts"), load_semantic(made / "agent")
+    columns, _ = store.pooled("h", "logits")
+    chance_NA = torch.from_numpy(columns["logits"]).double().softmax(-1).numpy()
+    with torch.no_grad():
+        code_N = agent.code(agent.plane(torch.from_numpy(columns["h"]))).numpy()
+    held = [w.split() for w in json.loads((whole / "causes.json").read_text())["hypotheses"] if w.startswith("hold")]
+    assert held
+    for _, code, _, _, quantity, _, number in held:
+        ids = store.spec.distinct_actions()[quantity.removeprefix("prob:")]
+        mine = code_N == int(code.removeprefix("code:"))
+        assert float(number) == pytest.approx(chance_NA[mine][:, ids].sum(1).mean(), abs=5.1e-4)
+
+    had = RolloutStore.column_names
+    names = property(lambda store: [name for name in had.fget(store) if name != "logits"])  # type: ignore[attr-defined]
+    monkeypatch.setattr(RolloutStore, "column_names", names)
+    semantics.main(config_of(made, tmp_path / "out", "quality"))
+    assert "causes.json foretells shares of recorded actions, random ones among them" in capsys.readouterr().out
+
+
 def test_a_claim_may_name_an_action_that_does_nothing_of_its_own_at_these_starts(whole: Path, tmp_path: Path) -> None:
     """Near the ground downright does what right does; which starts are drawn must not decide what can be asked."""
     small = ["--starts", "8", "--horizon", "2", "--controls", "39", "--latest_start", "6", "--no-video"]

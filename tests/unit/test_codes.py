@@ -124,11 +124,23 @@ def test_a_basis_without_codes_says_so() -> None:
         parse_hypothesis("hold code:1", basis)
 
 
-def test_hypotheses_say_of_every_live_code_what_its_states_do() -> None:
+def test_hypotheses_say_of_every_live_code_what_the_policy_does_in_its_states() -> None:
+    """Not what a recording did, of which half are random actions: an action that the policy chooses in .9 of the states
+    of a code, and in .1 of others, was taken in about .6 of them."""
     agent, states, basis, _ = made()
-    names = list(spec_of(PlantedOptions(), 1).distinct_actions())
-    said = [{"code": 0, "kind": "action", "what": names[0], "d": 0.4, "inside": 0.5},
-            {"code": 0, "kind": "action", "what": names[1], "d": -0.9, "inside": 0.125}]  # fmt: skip
-    words = causes.hypotheses(states, said, agent.spec)
-    assert f"hold code:0 always on prob:{names[1]} as 0.125" in words and "hold code:1 always on value" in words
+    actions = spec_of(PlantedOptions(), 1).distinct_actions()
+    names, rng = list(actions), np.random.default_rng(0)
+    chance_NK = np.full((B, len(names)), 0.1 / (len(names) - 1))
+    of_N = np.where(states.code_N == 0, 1, 0)
+    chance_NK[np.arange(B), of_N] = 0.9
+    recorded_N = np.where(rng.random(B) < 0.5, of_N, rng.integers(len(names), size=B))
+    logits_NA = np.full((B, sum(agent.spec.parts)), -1e9, np.float32)
+    for k, ids in enumerate(actions.values()):
+        logits_NA[:, ids] = np.log(chance_NK[:, k : k + 1] / len(ids))
+    states = replace(states, action_N=np.array([list(actions.values())[k][0] for k in recorded_N]), logits_NA=logits_NA)
+    words = causes.hypotheses(states, agent.spec)
+    assert f"hold code:0 always on prob:{names[1]} as 0.900" in words
     assert len({h.name for w in words for h in parse_hypothesis(w, basis)}) == len(words) == 8 + 1 + 2
+    words = causes.hypotheses(replace(states, logits_NA=None), agent.spec)  # no logits: what was done is all there is
+    what, share = words[0].removeprefix("hold code:0 always on prob:").split(" as ")
+    assert float(share) == pytest.approx((recorded_N[states.code_N == 0] == names.index(what)).mean(), abs=5.1e-4)
