@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,7 @@ from core.episodes import RolloutStore
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from tests.conftest import once
 from validation.interventions import __main__ as interventions
+from validation.panel import __main__ as panel
 
 GAME = ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True)
 
@@ -367,3 +371,18 @@ def test_curves_that_cannot_be_read_are_user_errors(make: object, said: str, tmp
 
 def test_the_moving_average_begins_where_the_curve_does() -> None:
     assert curves.smoothed(np.array([4.0, 0.0, 0.0]), 0.5).tolist() == [4.0, 2.0, 1.0]
+
+
+def test_the_panel_says_what_makes_embeddings_and_that_makes_them(made: Path, tmp_path: Path) -> None:
+    """As it stands, from a run without them whose recording holds fewer states than are asked for by default."""
+    argv = ["quality", "--surrogates", "0", "--agent", f"{made}/agent", "--rollouts", f"{made}/rollouts"]
+    config = cli.parse(semantics.SemanticsConfig, [*argv, "--out", f"{tmp_path}/runs/q"], semantics.STAGE)
+    semantics.main(config)
+    built = ["build", f"{tmp_path}/runs", "--out", f"{tmp_path}/panel", "--threads", "1"]
+    panel.main(cli.parse(panel.PanelConfig, built, panel.STAGE))
+    page = (tmp_path / "panel" / "panel.html").read_text()
+    page = re.sub("</?i>", "", page)
+    (line,) = map(unescape, re.findall("<code>(python -m analysis.semantics quality embeddings [^<]*)</code>", page))
+    semantics.main(cli.parse(semantics.SemanticsConfig, shlex.split(line)[3:], semantics.STAGE))
+    made_again = Result.load(tmp_path / "runs" / "q_embeddings")
+    assert {"plane", "tsne"} <= made_again.arrays.keys() and "effects" in made_again.tables

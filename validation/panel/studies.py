@@ -222,7 +222,7 @@ def _semantics(run: Traced, result: Result, name: str) -> Study:
         maps = {"plane of the codes": arrays["plane"], "t-SNE of the features": arrays["tsne"]}
         study.points(name, arrays["tsne_index"], maps, [labels("code", arrays["code"], names)])
     else:
-        study.html.append(paragraph("No embeddings were made: python -m analysis.semantics embeddings makes them."))
+        study.html += [paragraph("No embeddings were made; to make them:"), command(_with_embeddings(run, result))]
     for use in result.tables.get("use", ()):
         use.setdefault("name", names.get(use["code"], ""))
     study.tables(result, {
@@ -234,6 +234,18 @@ def _semantics(run: Traced, result: Result, name: str) -> Study:
     })  # fmt: skip
     study.scalars(result)
     return study
+
+
+def _with_embeddings(run: Traced, result: Result) -> str:
+    """What makes a run again with embeddings, beside it; of all states where there are fewer than it asked for."""
+    config = artefacts.load_json(run.path, "config.json")["config"]
+    given = {name: (run.path / run.manifest["inputs"][name]["path"]).resolve() for name in ("agent", "rollouts")}
+    words = [*config["make"], "embeddings", "--config", shown(run.path / "config.json")]
+    words += [word for name, path in given.items() for word in (f"--{name}", shown(path))]
+    if (there := int(result.notes["states"])) < config["embedding_states"]:
+        words += ["--embedding_states", str(there)]
+    words += ["--out", f"{shown(run.path)}_embeddings"]
+    return f"python {STAGES['semantics'].command} {shlex.join(words)}"
 
 
 def _states(run: Traced, result: Result, name: str) -> Study:
