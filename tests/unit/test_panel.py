@@ -294,14 +294,26 @@ def test_names_are_not_given_to_behaviours_that_were_fitted_again(panel_runs: Pa
         put_names(root, made, names)
 
 
-def test_a_study_of_another_agent_is_left_out(panel_runs: Path, tmp_path: Path) -> None:
-    write_agent(tmp_path / "other")
-    with new_run(tmp_path / "runs" / "probes", "probes", {}, {"agent": tmp_path / "other"}):
-        pass
-    argv = ["build", str(panel_runs), str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--threads", "1"]
-    main(cli.parse(PanelConfig, argv, STAGE))
+def test_what_is_of_another_agent_or_has_no_view_is_left_out_and_said(
+    panel_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the page and in the terminal, of every run; what the page stands on is not left out."""
+    other = write_agent(tmp_path / "runs" / "agent")
+    for path, stage, agent in (
+        ("runs/probes", "probes", other), ("runs/edits", "edits", other), ("own", "edits", panel_runs / "agent"),
+    ):  # fmt: skip
+        with new_run(tmp_path / path, stage, {}, {"agent": agent}):
+            pass
+    argv = ["build", str(panel_runs), str(tmp_path / "runs"), str(tmp_path / "own"), "--out", str(tmp_path / "out")]
+    main(cli.parse(PanelConfig, [*argv, "--threads", "1"], STAGE))
     page = (tmp_path / "out" / PAGE).read_text()
-    assert "runs/probes is left out: it is of another agent." in page and 'id="view-study_probes"' not in page
+    lines = [line for line in capsys.readouterr().out.splitlines() if " is left out: " in line]
+    assert all(words in page for words in lines) and 'id="view-study_probes"' not in page
+    assert {line.removeprefix(f"{tmp_path}/") for line in lines[1:]} == {
+        "runs/probes is left out: it is of another agent.", "runs/edits is left out: it is of another agent.",
+        "own is left out: the panel has no view of validation.edits.",
+    }  # fmt: skip
+    assert "runs/agent is left out: it is of the agent " in lines[0]
 
 
 def test_heavy_pictures_are_made_lighter_and_stay_what_they_are() -> None:

@@ -116,10 +116,12 @@ def shown_of(config: PanelConfig) -> Shown:
     elif config.only:
         raise UserError("--only shows samples of an agent; these runs have none: name its samples too")
     runs, left_out = studies.find(config.runs, chosen)
+    left_out = tuple(dict.fromkeys((*(chosen.left_out if chosen else ()), *left_out)))
+    left_out = (*left_out, *studies.without_view(config.runs, chosen, runs, left_out))
     if chosen is not None:
         of_it = [run for stage in studies.OF_A_SIMULATOR for run in chosen.of(stage)]
         runs = [run for run in runs if run.stage not in studies.OF_A_SIMULATOR] + of_it
-        chosen = replace(chosen, left_out=tuple(dict.fromkeys((*chosen.left_out, *left_out))))
+        chosen = replace(chosen, left_out=left_out)
     return Shown(chosen, tuple(runs), left_out)
 
 
@@ -169,6 +171,8 @@ def main(config: PanelConfig) -> None:
     options = check(config)
     torch.set_num_threads(config.threads)
     about = shown_of(config)
+    for words in about.left_out:
+        print(words)
     if config.task == "serve":
         from validation.panel.server import serve
 

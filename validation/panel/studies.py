@@ -36,6 +36,7 @@ TITLES = {
 }  # fmt: skip
 DOES = {stage: STAGES[stage].does for stage in TITLES}
 OF_A_SIMULATOR = ("env_states", "latents", "target_functions")
+NO_STUDIES = frozenset({"panel", "report", "bundle", "export", "doctor", "demo"})
 MEANS = ("before", "after", "over_control", "noisy_gain")  # of a target
 OPTIMISED = 6  # starts that are shown of a target
 
@@ -345,6 +346,28 @@ def find(roots: Sequence[Path], chosen: Chosen | None) -> tuple[list[Traced], tu
             else:
                 runs.setdefault(run.path.resolve(), run)
     return list(runs.values()), tuple(left_out)
+
+
+def without_view(
+    roots: Sequence[Path], chosen: Chosen | None, about: Sequence[Traced], said: Sequence[str]
+) -> list[str]:
+    """Why the other runs there are on no page: of another agent, or of a stage that the panel has no view of.  Not of
+    what the page stands on, nor of pages and copies of runs.  about: the studies that are shown; said: what was."""
+    behind = {*(path for run in about for path in run.chain), *(chosen.every if chosen else ())}
+    ours = set() if chosen is None else {agent for run in chosen.runs for agent in run.agents}
+    out: list[str] = []
+    for root in roots:
+        found, broken = traced(root, STAGES.keys() - NO_STUDIES)
+        out += broken
+        for run in found:
+            if run.path.resolve() in behind:
+                continue
+            why = f"the panel has no view of {STAGES[run.stage].command.removeprefix('-m ')}"
+            if ours and run.agents and not ours & set(run.agents):
+                why = "it is of another agent"
+            out.append(f"{shown(run.path)} is left out: {why}.")
+    known = {words.partition(" is left out: ")[0] for words in said}
+    return [words for words in dict.fromkeys(out) if words.partition(" is left out: ")[0] not in known]
 
 
 def studies(runs: Sequence[Traced], chosen: Chosen | None, out: Path) -> Studies:
