@@ -49,6 +49,11 @@ def figure_of(width: float, height: float) -> Any:
     return _figure_class()(figsize=(width, height), layout="constrained")
 
 
+def shortened(text: str, width: int) -> str:
+    """What fits of a name that a user gave, in letters."""
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
 @cache
 def _figure_class() -> Any:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ import numpy as np
 from analysis.behaviours.config import BehaviourOptions
 from core.artefacts import Result
 from core.episodes import RolloutStore
-from core.figures import SEQUENTIAL, figure_of, font_of
+from core.figures import SEQUENTIAL, figure_of, font_of, shortened
 from core.files import save_picture
 from core.pages import NOISE, label_colours
 from core.progress import track
@@ -125,8 +125,7 @@ def titled(b: int, names: Mapping[int, str]) -> str:
 def _short(b: int, names: Mapping[int, str], width: int) -> str:
     """The number, and of the user's or the automatic name what fits."""
     own = names[b].removeprefix(f"behaviour {b}").removeprefix(": ")
-    text = f"{b} {own}".strip()
-    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+    return shortened(f"{b} {own}".strip(), width)
 
 
 # Videos

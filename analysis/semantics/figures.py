@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from core.figures import INK, SEQUENTIAL, figure_of
+from core.figures import INK, SEQUENTIAL, figure_of, shortened
 from core.pages import label_colours
+
+NAME, TITLE = 28, 44  # letters of a code's name in a legend, and above a panel
 
 
 def draw_embeddings(
@@ -23,7 +25,7 @@ def draw_embeddings(
         for c, name in names.items():
             mine = code_N == c
             dead = "" if mine.any() else " (dead)"
-            axis.scatter(*xy_N2[mine].T, s=3, linewidths=0, color=colours[c], label=f"{name}{dead}")
+            axis.scatter(*xy_N2[mine].T, s=3, linewidths=0, color=colours[c], label=f"{shortened(name, NAME)}{dead}")
         axis.set(title=title, xticks=[], yticks=[])
     axes[1].scatter(*codebook_C2.T, marker="x", color=INK, s=24, linewidths=1)
     legend = axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=7, markerscale=3)
@@ -49,8 +51,11 @@ def draw_effects(rows: Sequence[Mapping[str, Any]], names: Mapping[int, str], mo
         d = np.array([row["d"] for row in mine])
         error = np.abs(np.array([[row["low"], row["high"]] for row in mine]) - d[:, None]).T
         axis.barh(place, d, color=colours[c], xerr=np.nan_to_num(error), error_kw={"ecolor": INK, "elinewidth": 0.8})
-        axis.set_yticks(place, [row["what"] for row in mine], fontsize=7)
+        axis.set_yticks(place, [shortened(row["what"], NAME) for row in mine], fontsize=7)
         axis.axvline(0, color=INK, linewidth=0.6)
-        axis.set_title(names[c], fontsize=9, parse_math=False)
+        axis.set_title(shortened(names[c], TITLE), fontsize=9, parse_math=False)
         axis.tick_params(axis="x", labelsize=7)
+    figure.supxlabel(
+        "Cohen's d, inside the code against outside, in standard deviations (95 %, for all bars jointly)", fontsize=8
+    )
     return figure
