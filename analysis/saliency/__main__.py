@@ -22,6 +22,7 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m analysis.saliency", file=sys.stderr)
     sys.exit(2)
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,7 +34,7 @@ from analysis.saliency.figures import draw
 from analysis.saliency.maps import MapsWriter
 from analysis.shared.bases import bases_in
 from analysis.shared.quantities import find_quantities
-from analysis.shared.samples import Latents, check_modal, source_episodes
+from analysis.shared.samples import Latents, not_modal, source_episodes
 from analysis.shared.sources import check_own, open_samples
 from core import artefacts, config as cli
 from core.contracts import UserError
@@ -122,8 +123,9 @@ def main(config: SaliencyConfig) -> None:
         z_SZ: torch.Tensor | Latents = latents
         units = source_episodes(store, ids)
         simulator = as_started(simulator, store)
-        if not config.combine_samples_not_iterate:
-            check_modal(simulator, store, ids, latents, config.steps, "saliency needs")
+        # The mean of their latents is no sample's.
+        explained = [] if config.combine_samples_not_iterate else ids
+        others = not_modal(simulator, store, explained, latents, config.steps, "saliency needs")
     combined_ids = ids
     if config.combine_samples_not_iterate:
         z_SZ, ids = simulator.world.normalise(z_SZ[:].mean(0, keepdim=True)), [-1]
@@ -142,8 +144,14 @@ def main(config: SaliencyConfig) -> None:
                 draw(result, run.path, names, config.video)
             if config.combine_samples_not_iterate:
                 result.notes["combined_ids"] = combined_ids
+            if others:
+                result.notes["not_as_recorded"] = others
             result.save(run.path)
         run.metrics |= result.scalars
+    if others:
+        print(f"warning: samples {', '.join(map(str, others))} do not come out again from their latents to the last "
+              f"step (rounding turned a choice); what comes out is explained: the rollouts here, not those recorded",
+              file=sys.stderr)  # fmt: skip
     print(f"saliency of {len(ids)} rollout(s), {len(quantities)} quantities: {config.out}")
 
 

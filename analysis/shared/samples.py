@@ -34,14 +34,20 @@ def source_episodes(store: RolloutStore, episodes: Sequence[int]) -> np.ndarray:
     return np.array([-1 - e if s is None else int(s[0]) for e, s in zip(episodes, starts, strict=True)], np.int64)
 
 
-def not_again(share: float, store: RolloutStore | None, who: str) -> UserError:
-    """What is said of samples that are not the modal rollouts from their latents.  share: of their steps that come out
-    again; store: theirs, which tells how they were made."""
-    facts = {} if store is None else store.manifest["facts"]
+def made_otherwise(store: RolloutStore) -> list[str]:
+    """Flags and interventions by which samples were made that are not the modal, unaltered rollouts."""
+    facts = store.manifest["facts"]
     ways = ["--stochastic"] if facts.get("stochastic") else []
     for one in facts.get("interventions") or ():
         forced = one["kind"] == "ForcedActions"
         ways.append(f"--actions {' '.join(one['actions'])}" if forced else f"an intervention ({one['kind']})")
+    return ways
+
+
+def not_again(share: float, store: RolloutStore | None, who: str) -> UserError:
+    """What is said of samples that are not the modal rollouts from their latents.  share: of their steps that come out
+    again; store: theirs, which tells how they were made."""
+    ways = [] if store is None else made_otherwise(store)
     made = "" if store is None or not ways else f" ({store.path} was recorded with {' and '.join(ways)})"
     return UserError(
         f"only {int(100 * share)}% of the sampled steps come out again from their latents{made}; "
@@ -50,11 +56,12 @@ def not_again(share: float, store: RolloutStore | None, who: str) -> UserError:
 
 
 @torch.no_grad()
-def check_modal(simulator: Simulator[Any], store: RolloutStore, ids: Sequence[int], latents: Latents, steps: int,
-                who: str) -> None:  # fmt: skip
-    """UserError unless every one of the samples ``ids``, with these latents, is the modal rollout from its latent, for
-    ``steps`` transitions or to where it ends: in hidden states and actions."""
-    same, all_steps = 0, 0
+def not_modal(simulator: Simulator[Any], store: RolloutStore, ids: Sequence[int], latents: Latents, steps: int,
+              who: str) -> list[int]:  # fmt: skip
+    """Those of the samples ``ids``, with these latents, that are not the modal rollout from it, for ``steps``
+    transitions or to where it ends, in hidden states and actions: sums in another order, on another machine, can turn
+    a choice between near equals.  UserError where they were made otherwise, or most steps do not come out again."""
+    same, seen, others = 0, 0, []
     for i in range(0, len(ids), AT_ONCE):
         part = slice(i, i + AT_ONCE)
         starts = np.array([[e, 0] for e in ids[part]], np.int64)
@@ -63,7 +70,10 @@ def check_modal(simulator: Simulator[Any], store: RolloutStore, ids: Sequence[in
         h_BTH, action_BT = (np.stack(found, 1) for found in zip(*moments, strict=True))
         alike = np.abs(h_BTH - kept.columns["h"]).max(2) < REPLAY_TOLERANCE
         acted = (action_BT == kept.columns["action"]).reshape(*alike.shape, -1).all(2)
-        same += int((alike & (acted | ~kept.acted) & kept.seen).sum())
-        all_steps += int(kept.seen.sum())
-    if same < all_steps:
-        raise not_again(same / all_steps, store, who)
+        again = alike & (acted | ~kept.acted)
+        same += int((again & kept.seen).sum())
+        seen += int(kept.seen.sum())
+        others += [e for e, whole in zip(ids[part], (again | ~kept.seen).all(1), strict=True) if not whole]
+    if others and (made_otherwise(store) or same < seen / 2):
+        raise not_again(same / seen, store, who)
+    return others

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field
 from core.directions import Basis, fingerprint
+from core.episodes import RolloutStore
 from envs.procgen import ACTION_NAMES
 from generative import record_samples
 from generative.rssm import ModelConfig
@@ -247,6 +250,23 @@ def test_samples_that_are_not_the_rollouts_from_their_latents_are_refused(
     assert "of the sampled steps come out again from their latents" in line
     assert f"({samples} was recorded with {made}); saliency needs samples recorded without noise" in line
     explain(runs, out, *of, "--combine_samples_not_iterate")  # of their latents alone
+
+
+def test_one_sample_that_rounding_turned_is_named_and_the_rest_explained(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = RolloutStore.read_windows
+
+    def turned(self: RolloutStore, columns: Sequence[str], starts: np.ndarray, steps: int) -> Any:
+        window = read(self, columns, starts, steps)
+        if "action" in columns and "h" in columns:
+            window.columns["h"][starts[:, 0] == 1, 1] += 1.0
+        return window
+
+    monkeypatch.setattr(RolloutStore, "read_windows", turned)
+    result = explain(runs, tmp_path / "saliency", "--sample_ids", 0, 1, 2, "--quantities", "value", "--no-video")
+    assert result.notes["not_as_recorded"] == [1]
+    assert "warning: samples 1 do not come out again" in capsys.readouterr().err
 
 
 def couple(runs: Path, out: Path, *more: object) -> None:
