@@ -22,7 +22,7 @@ class Reel(NamedTuple):
     """What is drawn of an episode: T steps that were acted in, and one more where what they led to was shown."""
 
     title: str
-    frames: np.ndarray  # uint8 [T(+1), height, width, 3]
+    frames: np.ndarray  # uint8 [T(+1), height, width, 3 or 1]
     action: np.ndarray  # int64 [T] or [T, parts]
     logits: np.ndarray | None  # float [T, A]
     courses: dict[str, np.ndarray]  # float [T(+1)] by name

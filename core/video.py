@@ -47,10 +47,12 @@ def write_gif(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> None:
 
 
 def image_field(store: RolloutStore) -> str | None:
-    """The observation that is a picture (uint8 [.., .., 3]), if there is one."""
+    """The observation that is a picture (uint8 [.., .., 3], or 1: grey, which ``core.figures.as_rgb`` shows), if there
+    is one."""
     return picture_of(store.spec)
 
 
 def picture_of(spec: EnvSpec) -> str | None:
     """The same of a world."""
-    return next((n for n, f in spec.obs.items() if len(f.shape) == 3 and f.shape[-1] == 3 and f.dtype == "uint8"), None)
+    images = {n: f.shape for n, f in spec.obs.items() if len(f.shape) == 3 and f.dtype == "uint8"}
+    return next((n for channels in (3, 1) for n, shape in images.items() if shape[-1] == channels), None)

@@ -185,6 +185,7 @@ def _line(error: BaseException) -> str:
 
 
 def _wrapped(env: Any, wrappers: Sequence[Any]) -> Any:
+    arguments: dict[str, Any]
     for entry in wrappers:
         match [entry] if isinstance(entry, str) else entry:
             case [str() as path]:

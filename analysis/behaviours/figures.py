@@ -13,7 +13,7 @@ import numpy as np
 from analysis.behaviours.config import BehaviourOptions
 from core.artefacts import Result
 from core.episodes import RolloutStore
-from core.figures import SEQUENTIAL, figure_of, font_of, shortened
+from core.figures import SEQUENTIAL, as_rgb, figure_of, font_of, shortened
 from core.files import save_picture
 from core.pages import NOISE, label_colours
 from core.progress import track
@@ -96,7 +96,7 @@ def _draw_strip(
         for i, axis in zip(ahead, line, strict=True):
             axis.set_axis_off()
             if window.seen[0, i]:
-                axis.imshow(window[f"obs/{field}"][0, i])
+                axis.imshow(as_rgb(window[f"obs/{field}"][0, i]))
                 action = store.spec.in_words(window["action"][0, i].tolist()) if window.acted[0, i] else "end"
                 axis.set_title(action, fontsize=7, pad=2)
         line[0].text(
@@ -149,7 +149,7 @@ def video_frames(
         assert store is not None
         window = store.read_windows([f"obs/{field}"], np.array([[episode, t]]), steps)
         last = int(window.seen[0].sum()) - 1
-        pictures = [Image.fromarray(frame) for frame in window[f"obs/{field}"][0, : last + 1]]
+        pictures = [Image.fromarray(frame) for frame in as_rgb(window[f"obs/{field}"])[0, : last + 1]]
         pictures = [p.resize((CELL - 4, CELL - 4), Image.Resampling.NEAREST) for p in pictures]
         dark = pictures[-1].point(lambda v: v // 3)
         cells.append(pictures + [dark] * (steps - len(pictures)))

@@ -11,7 +11,7 @@ import numpy as np
 from analysis.dynamics.modes import time_constant
 from core.artefacts import Result
 from core.episodes import RolloutStore
-from core.figures import BAND, HELD, INK, LINE, MEMORY, MEMORY_PALE, REAL, USUAL, figure_of
+from core.figures import BAND, HELD, INK, LINE, MEMORY, MEMORY_PALE, REAL, USUAL, as_rgb, figure_of
 from core.video import image_field
 
 COLOURS = {"stable": MEMORY, "saddle": MEMORY_PALE, "unstable": INK, "marginal": USUAL}
@@ -38,9 +38,9 @@ def draw_points(result: Result, frames: Sequence[np.ndarray | None]) -> Any:
                           markerfacecolor=None if fixed else "none")  # fmt: skip
         mine = [r for r in result.tables["points"] if r["input"] == number]
         axis.set_title(f"{one['name']}: {len(mine)} point(s)", fontsize=8)
-        if frames[number] is not None:
+        if (frame := frames[number]) is not None:
             inset = axis.inset_axes((0.72, 0.72, 0.28, 0.28))
-            inset.imshow(frames[number])
+            inset.imshow(as_rgb(frame))
             inset.set_axis_off()
     for axis in axes[len(inputs) :]:
         axis.axis("off")

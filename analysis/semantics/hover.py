@@ -11,6 +11,7 @@ import numpy as np
 
 from analysis.semantics.states import States
 from core.episodes import RolloutStore
+from core.figures import as_rgb
 from core.pages import document, label_colours, packed, sheet
 
 SHEET = 20  # frames along a side of a sheet
@@ -40,7 +41,7 @@ def frames_of(store: RolloutStore, index_M2: np.ndarray, field: str) -> np.ndarr
         store.read_windows([f"obs/{field}"], index_M2[i : i + 256], 1)[f"obs/{field}"][:, 0]
         for i in range(0, len(index_M2), 256)
     ]
-    return np.concatenate(parts)
+    return as_rgb(np.concatenate(parts))
 
 
 def page(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import imageio.v3 as iio
@@ -15,7 +16,7 @@ import torch
 from agents import camera, film
 from analysis import hidden_states
 from core import artefacts, config as cli
-from core.contracts import EnvSpec, UserError
+from core.contracts import EnvSpec, Field, UserError
 from core.directions import load_basis
 from core.episodes import Episode, RolloutStore, StoreWriter
 from envs.procgen import ProcgenEnv, ProcgenOptions
@@ -74,17 +75,19 @@ def test_samples_stand_above_the_windows_that_they_started_from(pipeline: Path, 
         shoot(tmp_path / "other", pipeline / "rollouts", "--beside", pipeline / "samples")
 
 
-def recorded(path: Path, *starts: tuple[int, int]) -> Path:
+def recorded(path: Path, *starts: tuple[int, int], channels: int = 3) -> Path:
     """Episodes of one step each, in this order: (slot, -1 where it is not told; level, which is what their picture
     shows)."""
-    about = ProcgenEnv(ProcgenOptions(), 1).spec
+    about = replace(
+        ProcgenEnv(ProcgenOptions(), 1).spec, obs={"frames": Field(shape=(64, 64, channels), dtype="uint8")}
+    )
     with artefacts.new_run(path, "record", {"seed": 0}) as run:
         artefacts.write_json(run.path / "spec.json", about.to_json())
         with StoreWriter(run.path) as writer:
             for slot, level in starts:
                 zeros = np.zeros(1, np.float32)
                 writer.add(Episode(
-                    obs={"frames": np.full((1, 64, 64, 3), level, np.uint8)}, h=zeros[:, None], value=zeros,
+                    obs={"frames": np.full((1, 64, 64, channels), level, np.uint8)}, h=zeros[:, None], value=zeros,
                     action=np.zeros(1, np.int64), reward=zeros, terminated=True, truncated=False,
                     meta={"seed": 0, "slot": slot} if slot >= 0 else {"imported": level},
                 ))  # fmt: skip
@@ -111,6 +114,16 @@ def test_altered_episodes_stand_below_those_of_the_same_start(
     drawn = shoot(tmp_path / "film", one, "--beside", other)
     shown = pictures(drawn[0], 2, 3)
     assert close(shown[0], shown[1]) and [round(x) for x in shown[0].mean((1, 2, 3))] == [10, 20, 11]
+
+
+def test_grey_pictures_are_filmed(tmp_path: Path) -> None:
+    grey = recorded(tmp_path / "grey", (0, 10), (1, 200), channels=1)
+    drawn = pictures(shoot(tmp_path / "film", grey, "--beside", grey)[0], 2, 2)
+    assert close(drawn[:, 0], np.uint8(10)) and close(drawn[:, 1], np.uint8(200))
+    with RolloutStore(grey) as store:  # as of a simulator whose frames are grey
+        films = record_samples.Films(tmp_path, store.spec, record_samples.picture_of(store.spec), False)
+        films.add(1, [store.episode(1)])
+    assert close(pictures(shown(tmp_path / "sample_00001.mp4", 1, 1)[0], 1, 1)[0, 0], np.uint8(200))
 
 
 def test_the_course_of_a_direction_is_its_coordinate(pipeline: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from agents.recurrent import AgentConfig, RecurrentAgent
 from analysis.behaviours.__main__ import BehavioursConfig, main as stage
 from analysis.behaviours.clustering import _centres, cluster, cluster_some, summary
 from analysis.behaviours.config import BehaviourOptions
-from analysis.behaviours.figures import draw_graph, titled, video_frames
+from analysis.behaviours.figures import _draw_strip, draw_graph, titled, video_frames
 from analysis.behaviours.histories import Steps, histories, in_effect, read_steps, weighted
 from analysis.behaviours.mdp import Visits, aggregate, transitions
 from analysis.behaviours.placed import source
@@ -627,11 +627,10 @@ def test_world_states_belong_to_their_step(tmp_path: Path, learned: RSSMWorld) -
 # The stage: figures, videos and names
 
 
-def write_rollouts(path: Path, episodes: int, seed: int, source: str) -> Path:
-    """Rollouts whose h and frames both show one of three modes, 12 steps each."""
-    spec = EnvSpec(
-        env_id="procgen/coinrun", obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")}, action_names=ACTIONS, slots=1
-    )
+def write_rollouts(path: Path, episodes: int, seed: int, source: str, channels: int = 3) -> Path:
+    """Rollouts whose h and frames (of grey ones only the first) both show one of three modes, 12 steps each."""
+    field = Field(shape=(64, 64, channels), dtype="uint8")
+    spec = EnvSpec(env_id="procgen/coinrun", obs={"frames": field}, action_names=ACTIONS, slots=1)
     rng = np.random.default_rng(seed)
     with artefacts.new_run(path, "record", {"seed": 0}) as run, StoreWriter(run.path) as writer:
         artefacts.write_json(run.path / "spec.json", spec.to_json())
@@ -642,7 +641,7 @@ def write_rollouts(path: Path, episodes: int, seed: int, source: str) -> Path:
             frames[:, :, :8] = np.arange(36, dtype=np.uint8)[:, None, None, None]  # the step
             writer.add(
                 Episode(
-                    obs={"frames": frames},
+                    obs={"frames": frames[..., :channels]},
                     h=(4 * np.eye(3)[mode] + 0.1 * rng.standard_normal((36, 3))).astype(np.float32),
                     value=mode.astype(np.float32),
                     action=mode.astype(np.int64),
@@ -717,6 +716,22 @@ def test_videos_show_central_samples_from_their_step_and_loop(recorded: Path, dr
     with Image.open(drawn / "loop_1.gif") as gif:
         assert gif.n_frames == 6 and gif.info["loop"] == 0  # 0: forever
         assert np.abs(np.asarray(gif.convert("RGB")).astype(int) - frames[0]).mean() < 4
+
+
+def test_grey_pictures_are_shown(recorded: Path, drawn: Path, tmp_path: Path) -> None:
+    grey = write_rollouts(tmp_path / "grey", 12, 0, "real", channels=1)
+    stage(settings_of(grey, tmp_path / "out"))
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {p.name for p in drawn.iterdir()}  # strips, films, loops
+    result = artefacts.Result.load(tmp_path / "out")
+    (_, episode, t), *_ = result.arrays["centre_index"][0]
+    names = {b: f"behaviour {b}" for b in range(3)}
+    with RolloutStore(grey) as store:
+        frame = video_frames(result, names, [store, None], 0, 1, 1)[0]
+        strip = _draw_strip(result, names, [store, None], 0, [0], 1)
+        shown = store.episode(episode).obs["frames"][t]
+    assert frame[96, 6].tolist() == [t] * 3 and frame[96, 90].tolist() == shown[32, 40].repeat(3).tolist()
+    (image,) = strip.axes[0].get_images()
+    np.testing.assert_array_equal(image.get_array(), shown.repeat(3, -1))  # not in a map's colours
 
 
 def test_an_ended_episode_keeps_its_last_frame_darkened(recorded: Path) -> None:

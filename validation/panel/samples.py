@@ -16,6 +16,7 @@ from analysis.shared.events import Rows, parse_events
 from core.contracts import EnvSpec
 from core.directions import Basis
 from core.episodes import RolloutStore
+from core.figures import as_rgb
 from core.roll import one_hot, probabilities
 from core.video import image_field
 
@@ -143,4 +144,4 @@ def frames_of(store: RolloutStore, starts_N2: np.ndarray, steps: int) -> np.ndar
     if field is None:
         return None
     frames: np.ndarray = store.read_windows([f"obs/{field}"], starts_N2, steps).columns[f"obs/{field}"]
-    return frames
+    return as_rgb(frames)

@@ -256,7 +256,7 @@ def details(summary: str, body: str) -> str:
 
 
 def strip_png(frames_N: Sequence[np.ndarray], gap: int = 2, scale: int = 2) -> bytes:
-    """Frames uint8 [H, W, 3] side by side on white, as PNG bytes."""
+    """Frames uint8 [H, W, 3 or 1] side by side on white, as PNG bytes."""
 
     height, width = frames_N[0].shape[:2]
     sheet = np.full((height, len(frames_N) * (width + gap) - gap, 3), 255, np.uint8)
