@@ -9,6 +9,8 @@ import numpy as np
 from core.artefacts import Result
 from core.figures import BOTH, LINE, MEMORY, MEMORY_PALE, NEGATIVE, REAL, SIMULATED, USUAL, WORLD, figure_of
 from validation.edits.course import ALL_ELSE, SET_BACK, Way
+from validation.interventions.statistics import spread_to_rank_by
+from validation.interventions.verdicts import SMALLEST
 
 WAYS = {Way().name: REAL, Way("pixels").name: MEMORY, Way("world").name: WORLD, Way(since="episode").name: USUAL,
         Way("pixels", "episode").name: NEGATIVE, SET_BACK: BOTH, ALL_ELSE: MEMORY_PALE}  # fmt: skip
@@ -30,7 +32,7 @@ def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> Non
     from matplotlib.lines import Line2D
 
     names = list(dict.fromkeys(str(row["quantity"]) for row in rows))
-    largest = {q: max(abs(float(r["effect"]) / float(r["spread"])) for r in rows if r["quantity"] == q) for q in names}  # type: ignore[arg-type]
+    largest = {q: max(abs(float(r["effect"]) / _unit(r)) for r in rows if r["quantity"] == q) for q in names}  # type: ignore[arg-type]
     shown = sorted(sorted(names, key=lambda q: -largest[q])[:MOST], key=names.index)
     rows_of_axes = -(-len(edits) // ABREAST)
     wide = min(ABREAST, len(edits))
@@ -45,7 +47,7 @@ def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> Non
             for y, q in enumerate(shown):
                 if q not in mine:
                     continue
-                unit = float(mine[q]["spread"])  # type: ignore[arg-type]
+                unit = _unit(mine[q])
                 value, low, high = (float(mine[q][n]) / unit for n in ("effect", "low", "high"))  # type: ignore[arg-type]
                 place = y + 0.13 * (k - 1.5)
                 axis.plot([low, high], [place, place], color=colour, lw=1.2)
@@ -54,7 +56,10 @@ def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> Non
                     told = float(mine[q]["foretold"]) / unit  # type: ignore[arg-type]
                     axis.plot(told, y - 0.4, "D", color=SIMULATED, ms=4)
         axis.set_title(f"{edit}", fontsize=9)
-        axis.set_xlabel("effect, in spreads of the quantity (95 % interval)", fontsize=8)
+        axis.set_xlabel(
+            f"effect, in spreads of the quantity (95 % interval;\na probability's spread is taken to be at least "
+            f"{SMALLEST[1]:g})", fontsize=8,
+        )  # fmt: skip
         axis.tick_params(labelsize=8)
     axes[0].set_yticks(range(len(shown)), shown)
     axes[0].invert_yaxis()
@@ -64,6 +69,12 @@ def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> Non
     marks.append(Line2D([], [], color=SIMULATED, marker="D", lw=0, ms=4, label="foretold (whole)"))
     figure.legend(handles=marks, loc="outside upper center", ncols=len(marks), fontsize=8)
     figure.savefig(path, dpi=110)
+
+
+def _unit(row: dict[str, object]) -> float:
+    """What an effect is drawn in: of what hardly ever happens, and so has next to no spread, every change would be
+    thousands of spreads, and nothing else on the axis could be seen."""
+    return spread_to_rank_by(str(row["quantity"]), float(row["spread"]))  # type: ignore[arg-type]
 
 
 def _frames(result: Result, edits: list[str], path: Path) -> None:
