@@ -96,9 +96,10 @@ def _rows(result: Result, measure: str) -> list[dict[str, Any]]:
 
 def draw_horizons(result: Result, path: Path) -> None:
     """Small multiples over horizons: simulated with intervals, between floor and baselines."""
-    panels = [p for p in PANELS if _rows(result, p.lines[0][0])]
+    # Without a number (no gradient of anything runs through this world, say) there is nothing to see in a panel.
+    panels = [p for p in PANELS if any(np.isfinite(_cells(_rows(result, m), "simulated")).any() for m, _ in p.lines)]
     columns = 3
-    lines = -(-len(panels) // columns)
+    lines = max(1, -(-len(panels) // columns))
     figure = figure_of(11, 2.9 * lines + 0.8)
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     for ax in axes[len(panels) :]:
