@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -190,8 +190,7 @@ def draw_graph(result: Result, names: Mapping[int, str]) -> Any:
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
-    from matplotlib.patches import Circle, FancyArrowPatch
-    from matplotlib.patheffects import withStroke
+    from matplotlib.patches import Circle
 
     rows = [r for r in result.tables["mdp"] if r["n_steps"]]
     exits = [r for r in result.tables["transitions"] if r["exit_probability"] is not None]
@@ -205,6 +204,47 @@ def draw_graph(result: Result, names: Mapping[int, str]) -> Any:
     axis = figure.subplots()
     axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
     axis.set_axis_off()
+    value = [r["value"] for r in rows if r["behaviour"] >= 0]
+    norm, colours = Normalize(min(value, default=0), max(value, default=1)), colormaps[SEQUENTIAL]
+    nodes: dict[int, _Node] = {}
+    for r in rows:
+        b, xy = r["behaviour"], place[r["behaviour"]]
+        face = _colours(0)[-1] if b < 0 else colours(norm(r["value"]))
+        circle = axis.add_patch(Circle(tuple(xy), radius[b], facecolor=face, edgecolor="k", linewidth=0.6, zorder=2))
+        dwell = "never left" if r["dwell"] is None else f"{r['dwell']:.1f} steps"
+        name = "in none" if b < 0 else textwrap.fill(_short(b, names, 2 * NAME_WIDTH - 4), NAME_WIDTH)
+        text = f"{name}\n{dwell}"
+        label = axis.text(
+            xy[0], xy[1] - radius[b] - 2, text, ha="center", va="top", fontsize=7.5, zorder=3, linespacing=1.1,
+            parse_math=False,
+            bbox={"facecolor": "w", "alpha": 0.8, "edgecolor": "none", "pad": 1},  # arrows pass behind it
+        )  # fmt: skip
+        nodes[b] = _Node(circle, label)
+    _draw_arrows(axis, exits, place, nodes)
+    figure.colorbar(ScalarMappable(norm, colours), ax=axis, label="agent's mean value", shrink=0.6)
+    axis.set_title(
+        f"What follows what. A circle's area: its share of {total:,} real steps; an arrow's width: how often an\n"
+        f"exit leads there ({LEAST_EXIT:.0%} of exits or more, or the most frequent); below: mean steps until the exit",
+        fontsize=9,
+    )
+    return figure
+
+
+class _Node(NamedTuple):
+    """A circle with its label, as what an arrow ends at."""
+
+    circle: Any
+    label: Any
+
+    def contains(self, event: Any) -> tuple[bool, dict[str, Any]]:
+        """Whether a point of the screen lies in either, as matplotlib asks a patch."""
+        return self.circle.contains(event)[0] or self.label.get_window_extent().contains(event.x, event.y), {}
+
+
+def _draw_arrows(axis: Any, exits: Sequence[Mapping[str, Any]], place: Mapping[int, np.ndarray], nodes: Any) -> None:
+    """From node to node, between their outlines, labels included; behind all of them."""
+    from matplotlib.patches import FancyArrowPatch
+
     most: dict[int, float] = {}
     for e in exits:
         most[e["from"]] = max(most.get(e["from"], 0), e["exit_probability"])
@@ -215,30 +255,9 @@ def draw_graph(result: Result, names: Mapping[int, str]) -> Any:
                 FancyArrowPatch(
                     tuple(place[i]), tuple(place[j]), connectionstyle="arc3,rad=0.14", arrowstyle="-|>",
                     mutation_scale=7 + 9 * p, linewidth=0.5 + 5 * p, color="0.25", alpha=0.25 + 0.6 * p,
-                    shrinkA=radius[i] + 1, shrinkB=radius[j] + 1, zorder=1,
+                    patchA=nodes[i], patchB=nodes[j], shrinkA=1, shrinkB=1, zorder=1,
                 )
             )  # fmt: skip
-    value = [r["value"] for r in rows if r["behaviour"] >= 0]
-    norm, colours = Normalize(min(value, default=0), max(value, default=1)), colormaps[SEQUENTIAL]
-    for r in rows:
-        b, xy = r["behaviour"], place[r["behaviour"]]
-        face = _colours(0)[-1] if b < 0 else colours(norm(r["value"]))
-        axis.add_patch(Circle(tuple(xy), radius[b], facecolor=face, edgecolor="k", linewidth=0.6, zorder=2))
-        dwell = "never left" if r["dwell"] is None else f"{r['dwell']:.1f} steps"
-        name = "in none" if b < 0 else textwrap.fill(_short(b, names, 2 * NAME_WIDTH - 4), NAME_WIDTH)
-        text = f"{name}\n{dwell}"
-        axis.text(
-            xy[0], xy[1] - radius[b] - 2, text, ha="center", va="top", fontsize=7.5, zorder=3, linespacing=1.1,
-            parse_math=False,
-            path_effects=[withStroke(linewidth=2, foreground="w", alpha=0.8)],
-        )  # fmt: skip
-    figure.colorbar(ScalarMappable(norm, colours), ax=axis, label="agent's mean value", shrink=0.6)
-    axis.set_title(
-        f"What follows what. A circle's area: its share of {total:,} real steps; an arrow's width: how often an\n"
-        f"exit leads there ({LEAST_EXIT:.0%} of exits or more, or the most frequent); below: mean steps until the exit",
-        fontsize=9,
-    )
-    return figure
 
 
 def _layout(radius: Mapping[int, float], exits: Sequence[Mapping[str, Any]], side: float) -> dict[int, np.ndarray]:
