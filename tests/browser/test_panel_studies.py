@@ -123,6 +123,8 @@ def test_what_probes_read_has_its_interval(browser: Any, page: Path, tmp_path: P
     assert shown == pytest.approx(row["linear"], abs=0.0006)
     assert "python -m analysis.probes --config" in opened.tab.locator("#view-study_probes .line-of").inner_text()
     inputs = Result.load(page.parent.parent / "runs" / "probes").tables["inputs"]
+    fits = "t => t.scrollWidth <= t.clientWidth"
+    assert opened.tab.locator("#view-study_probes .scroll", has_text="beyond what is given").first.evaluate(fits)
     said = opened.tab.locator("table", has_text="What each input says")
     assert said.locator("tbody tr").count() == len(inputs)
     assert said.evaluate("t => t.scrollWidth <= innerWidth")  # no column beyond the window
@@ -130,6 +132,19 @@ def test_what_probes_read_has_its_interval(browser: Any, page: Path, tmp_path: P
         picture.scroll_into_view_if_needed()
         assert picture.evaluate("i => i.decode().then(() => i.naturalWidth)") > 100
     opened.tab.screenshot(path=tmp_path / "probes.png")
+    opened.close()
+
+
+def test_an_interval_that_reaches_far_below_does_not_squeeze_the_bars(browser: Any, page: Path) -> None:
+    opened = open_at(browser, page, "study_probes")
+    drawn = """least => {
+        const into = document.createElement("div");
+        document.body.append(into);
+        const rows = [{ name: "", n: 1, bars: [["", .5, -6, .9]] }];
+        studyBars("tried", { title: "", unit: "", least, rows }, into)();
+        return into.querySelector("canvas").dataset.from;
+    }"""
+    assert [float(opened.tab.evaluate(drawn, least)) for least in (-1, None)] == [-1, -6]
     opened.close()
 
 

@@ -72,7 +72,8 @@ function studyBars(id, told, into) {
   on.style.width = "100%"; on.style.height = `${told.rows.reduce((sum, r) => sum + r.bars.length * tall + 12, 34)}px`;
   const draw = () => {
     const [context, width, height] = sharp(on), left = Math.min(170, width * .35), right = width - 12;
-    const [low, high] = range(told.rows.flatMap(r => r.bars.flatMap(b => b.slice(1))).filter(v => v !== null).concat(0)), at = v => left + (v - low) / (high - low) * (right - left);
+    const all = told.rows.flatMap(r => r.bars.flatMap(b => b.slice(1))).filter(v => v !== null).concat(0), cut = Number.isFinite(told.least) && Math.min(...all) < told.least;
+    const [low, high] = range(cut ? all.map(v => Math.max(v, told.least)) : all), at = v => left + (Math.max(v, low) - low) / (high - low) * (right - left);
     let y = 4;
     spots.length = 0;
     for (const row of told.rows) {
@@ -83,14 +84,16 @@ function studyBars(id, told, into) {
           context.fillStyle = SERIES[names.indexOf(name) % SERIES.length];
           context.fillRect(Math.min(at(0), at(value)), y + 1, Math.max(1, Math.abs(at(value) - at(0))), tall - 3);
           if (lo !== null && hi !== null) { context.strokeStyle = colour("ink"); context.lineWidth = 1; context.beginPath(); context.moveTo(at(lo), y + tall / 2 - .5); context.lineTo(at(hi), y + tall / 2 - .5); context.stroke(); }
+          if (cut && Math.min(value, lo ?? value) < told.least) { const x = at(told.least), m = y + tall / 2 - .5; context.fillStyle = colour("ink"); context.beginPath(); context.moveTo(x - 5, m); context.lineTo(x + 1, m - 4); context.lineTo(x + 1, m + 4); context.fill(); }
         }
         spots.push({ y, text: `${row.name}, ${name}\n${number(value)} ${told.unit}\n${lo !== null && hi !== null ? `95 % interval ${number(lo)} to ${number(hi)}` : "no interval"}\nn = ${number(row.n)}${row.told ? "\n" + row.told : ""}` });
         y += tall;
       }
       y += 12;
     }
+    on.dataset.from = low;
     context.strokeStyle = colour("soft"); context.beginPath(); context.moveTo(at(0), 0); context.lineTo(at(0), height - 26); context.stroke();
-    context.fillStyle = colour("soft"); context.textBaseline = "bottom"; context.textAlign = "left"; context.fillText(number(low, 2), left, height - 8);
+    context.fillStyle = colour("soft"); context.textBaseline = "bottom"; context.textAlign = "left"; context.fillText(cut ? `${number(told.least, 2)} (◂ below)` : number(low, 2), left, height - 8);
     context.textAlign = "right"; context.fillText(`${number(high, 2)} ${told.unit}`, right, height - 8);
   };
   on.addEventListener("mousemove", e => { const found = spots.find(s => e.offsetY >= s.y && e.offsetY < s.y + tall); found ? showTip(found.text, e.clientX, e.clientY) : hideTip(); });

@@ -68,9 +68,10 @@ class Study:
                         for i, c in enumerate(colours)],
         }  # fmt: skip
 
-    def bars(self, title: str, unit: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Groups of bars with intervals.  rows: {name, n, bars: [[series, value, low, high]]}."""
-        self.charts["bars"] = {"title": title, "unit": unit, "rows": list(rows)}
+    def bars(self, title: str, unit: str, rows: Sequence[Mapping[str, Any]], least: float | None = None) -> None:
+        """Groups of bars with intervals.  rows: {name, n, bars: [[series, value, low, high]]}; least: where the axis is
+        cut, with a mark, if anything lies below."""
+        self.charts["bars"] = {"title": title, "unit": unit, "rows": list(rows), "least": least}
 
     def courses(self, charts: Sequence[Mapping[str, Any]], across: str) -> None:
         """Courses, one chosen at a time.  charts: {name, x, unit, lines: [{name, y, low, high, colour}], strip}."""
@@ -192,7 +193,7 @@ def _probes(run: Traced, result: Result, name: str) -> Study:
             [SCORES[key], _short(row.get(key)), _short(row.get(f"{key}_low")), _short(row.get(f"{key}_high"))]
             for key in there]}
         for row in rows
-    ])  # fmt: skip
+    ], least=-1)  # fmt: skip
     each = [{"target": row["target"], "what of it stays": row.get("verdict", ""), "memory": row.get("memory") or "",
              "learnt": row.get("learnt") or "", "R²": _ends(row, "linear"),
              "beyond what is given": _ends(row, "partial"), "n": row.get("n")} for row in rows]  # fmt: skip
