@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -64,7 +66,7 @@ def test_an_exact_simulator_is_right_beside_a_time_limit(world: type[PlantedWorl
     told = found.notes["time_limit"]
     assert (told["steps"], told["latest_start"]) == (LIMIT, LIMIT - K - 1) and 0 < told["left_out"] < STUDY.starts
     (said,) = (w for w in found.notes["warnings"] if "time limit" in w)
-    assert f"{told['left_out']} of {STUDY.starts} starts" in said and "\n" not in said
+    assert f"{told['left_out']} of the {STUDY.starts} starts" in said and "\n" not in said
 
 
 def test_where_nothing_is_cut_nothing_is_said_and_all_starts_are_kept() -> None:
@@ -98,12 +100,21 @@ def test_a_limit_without_room_is_a_user_error() -> None:
         last_in_time(9, 2, 1, first=1)
 
 
+class Played:
+    """Stands for the worlds of a study."""
+
+
 def test_a_run_that_is_cut_alone_draws_the_starts_anew() -> None:
     """Also where only an altered run, which lives longer, comes to the limit: no start is chosen by that."""
     ages = np.array([1, 4, 6])
     tried: list[int] = []
+    played: list[weakref.ref[Played]] = []
 
     def once(options: StudyOptions) -> Result:
+        gc.collect()
+        assert all(before() is None for before in played)  # what the cut study played is let go of
+        worlds = Played()
+        played.append(weakref.ref(worlds))
         tried.append(options.time_limit)
         if len(tried) < 3:
             raise CutShort({1: 11, 2: 10}[len(tried)], ages, K)

@@ -92,7 +92,7 @@ def watched(moments: Iterator[Moment], world: LiveWorld, age_N: np.ndarray) -> t
         kept.append(moment)
         if t:
             assert world.now is not None
-            limit = min(limit, *(age_N + t)[on_N & world.now.truncated], np.inf)
+            limit = min(limit, *(age_N + t)[on_N & world.now.truncated & ~world.now.terminated], np.inf)
             on_N &= ~(world.now.terminated | world.now.truncated)
     return kept, limit
 

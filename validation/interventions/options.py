@@ -67,16 +67,17 @@ def in_time(once: Callable[[StudyOptions], Result], options: StudyOptions) -> Re
             result = once(options)
             break
         except CutShort as cut:
-            first = cut if first is None else first
+            # Without its frames, which hold the worlds and all that they played.
+            first = cut.with_traceback(None) if first is None else first
             options = replace(options, time_limit=cut.limit)
     if first is not None:
         k, limit, count = options.horizon, options.time_limit, first.left_out(options.time_limit)
         last = limit - k - 1
         result.notes["time_limit"] = {"steps": limit, "left_out": count, "latest_start": last}
         result.notes["warnings"].append(
-            f"A time limit cuts episodes after {limit} steps, which says nothing of an effect: {count} of "
-            f"{len(first.age_N)} starts left no room for {k} steps (--horizon) before it and were left out; as many "
-            f"were drawn in their place, none after step {last}."
+            f"A time limit cuts episodes after {limit} steps, which says nothing of an effect: {count} of the "
+            f"{len(first.age_N)} starts among which it was met left no room for {k} steps (--horizon) before it; all "
+            f"starts, those that choose too, were drawn anew, none after step {last}."
         )
     return result
 
