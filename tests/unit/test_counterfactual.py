@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.shared.directions import fit_pca
-from core.contracts import Step, UserError
+from core.contracts import UserError
 from core.directions import Basis
 from core.roll import Recorded, roll
 from envs.planted import (
@@ -20,6 +20,7 @@ from envs.planted import (
     planted_simulator,
     record_planted,
 )
+from tests.planted_worlds import NoSnapshots
 from validation.fidelity.counterfactual import (
     FORESIGHT,
     HELD,
@@ -246,17 +247,6 @@ def test_a_policy_that_is_followed_acts_on_what_it_sees():
 
 
 # Mistakes
-
-
-class NoSnapshots(PlantedWorld):
-    """The planted world, which forgot how to take snapshots."""
-
-    def __init__(self, options: PlantedOptions, slots: int) -> None:
-        super().__init__(options, slots)
-        self.spec = replace(self.spec, can_snapshot=False)
-
-    def restore(self, states) -> Step:
-        raise NotImplementedError
 
 
 def test_a_world_without_snapshots_is_refused_with_the_way_out():

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from core.artefacts import Result
-from core.contracts import EnvSpec, Step, UserError
+from core.contracts import UserError
 from envs.planted import PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
+from tests.planted_worlds import NoSnapshots
 from validation.fidelity.counterfactual import take
 from validation.fidelity.ranking import play_all, policies_of
 from validation.interventions.alone import alone
@@ -30,20 +31,6 @@ STUDY = StudyOptions(
     hypotheses=("shift planted:0 by +2 on value",), starts=24, horizon=K, controls=39, latest_start=LIMIT - 2,
     first_order=False,
 )  # fmt: skip
-
-
-class NoSnapshots(PlantedWorld):
-    """The planted world, which takes no snapshots."""
-
-    def __init__(self, options: PlantedOptions, slots: int) -> None:
-        super().__init__(options, slots)
-        self.spec: EnvSpec = replace(self.spec, can_snapshot=False)
-
-    def snapshot(self) -> tuple[bytes, ...]:
-        raise NotImplementedError
-
-    def restore(self, states: object) -> Step:
-        raise NotImplementedError
 
 
 def asked(world: type[PlantedWorld] = PlantedWorld, options: StudyOptions = STUDY) -> Result:

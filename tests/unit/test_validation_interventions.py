@@ -11,13 +11,14 @@ import torch
 
 from agents.play import tensors
 from core.artefacts import Result
-from core.contracts import EnvSpec, Step, UserError
+from core.contracts import Step, UserError
 from core.interventions import AtSteps, Nullspace, Shift
 from core.stats import Estimate, band_of, benjamini_hochberg, not_met
 from core.when import Rule
 from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
 from envs.procgen_edits import Edit
+from tests.planted_worlds import NoSnapshots
 from validation.hypotheses.changes import AddSteps, Blocks, KeepOnly, Moves, Redirect, Repeat
 from validation.hypotheses.frames import mixed_frames, own_frame, random_frames, recorded_frames
 from validation.hypotheses.grammar import (
@@ -259,20 +260,6 @@ def test_real_course_repeats_the_unaltered_episode(planted):
         if t < 4:
             assert torch.equal(course.reward_RT[alive, t], torch.from_numpy(step.reward)[alive])
         alive &= ~torch.from_numpy(step.terminated | step.truncated)
-
-
-class NoSnapshots(PlantedWorld):
-    """The planted world, which forgot how to take snapshots."""
-
-    def __init__(self, options: PlantedOptions, slots: int) -> None:
-        super().__init__(options, slots)
-        self.spec: EnvSpec = replace(self.spec, can_snapshot=False)
-
-    def snapshot(self) -> tuple[bytes, ...]:
-        raise NotImplementedError
-
-    def restore(self, states) -> Step:
-        raise NotImplementedError
 
 
 def test_without_snapshots_pairs_replay_the_seed_and_give_the_same(planted):

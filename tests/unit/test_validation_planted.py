@@ -17,7 +17,8 @@ from core import contracts, interventions
 from core.artefacts import Result, verify
 from core.contracts import UserError
 from envs import planted_truth
-from envs.planted import PlantedOptions, PlantedWorld
+from envs.planted import PlantedOptions
+from tests.planted_worlds import NoSnapshots
 from validation.hypotheses import changes
 from validation.planted import __main__ as table, claims, measures, scene, scores
 from validation.planted.config import PlantedConfig
@@ -225,14 +226,6 @@ def test_where_impulses_are_so_rare_that_there_is_nothing_to_choose_nobody_is_ac
     # Of the 32 starts that choose in this world, none meets an impulse within the horizon.
     found = scores.interventions_job("delayed", 3)
     assert found == {Key("delayed", "paired interventions", measures.ACCUSED): [0.0]}
-
-
-class NoSnapshots(PlantedWorld):
-    """The planted world, which forgot how to take snapshots."""
-
-    def __init__(self, options: PlantedOptions, slots: int) -> None:
-        super().__init__(options, slots)
-        self.spec = replace(self.spec, can_snapshot=False)
 
 
 def test_a_world_without_snapshots_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
