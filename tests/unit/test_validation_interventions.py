@@ -35,7 +35,7 @@ from validation.interventions.agreement import agreement
 from validation.interventions.bench import Bench, effects_in
 from validation.interventions.controls import Family, Mocks, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.figures import _through_zero, draw_effects
-from validation.interventions.options import StudyOptions
+from validation.interventions.options import StudyOptions, check_options
 from validation.interventions.statistics import (
     Controls,
     Effects,
@@ -199,7 +199,7 @@ def test_one_start_an_episode():
 
 
 def first_above(bound: float) -> When:
-    return When(lambda h_BH: h_BH[:, 0] > bound, "a large h")
+    return When(lambda h_BH: h_BH[:, 0] > bound, "with a large h")
 
 
 def test_starts_in_a_rare_state_are_the_first_such_ones_from_a_random_step_on(planted):
@@ -220,7 +220,7 @@ def test_starts_in_a_rare_state_are_the_first_such_ones_from_a_random_step_on(pl
 def test_starts_in_a_state_that_never_comes_are_a_user_error(planted, monkeypatch):
     simulator, _ = planted
     monkeypatch.setattr("validation.paired.starts.SEEN", 500)
-    with pytest.raises(UserError, match="only 0 of 4 starts in 500 states .*: a large h is rare"):
+    with pytest.raises(UserError, match="only 0 of 4 starts in 500 states .*: a start with a large h is rare"):
         collect_starts(simulator.agent, PlantedWorld(OPTIONS, 4), 4, initial_frames=1, latest=3, seed=0,
                        when=first_above(np.inf))  # fmt: skip
 
@@ -230,16 +230,49 @@ def test_a_study_of_starts_in_one_behaviour_is_of_these_alone(planted):
     sign = torch.zeros(planted_truth.basis.project_HK.shape[0], 2)
     sign[0] = torch.tensor([-1.0, 1.0])
     rule = Rule(sign, torch.tensor([0.0, -2.0]), torch.tensor([0, 1]))  # behaviour 1: the first number of h is above 1
-    options = replace(STUDY, directions=(0,), starts=12, controls=39, horizon=2, start_when=(1,))
+    options = replace(STUDY, directions=(0,), starts=12, controls=39, horizon=2, start_when=("behaviour=1",))
     found = study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), planted_truth.basis, options, rule=rule)
-    assert (found.arrays["h"][:, 0] > 1).all() and found.notes["starts_in"] == "behaviour=1"
+    assert (found.arrays["h"][:, 0] > 1).all() and found.notes["starts_in"] == "in behaviour=1"
     assert all(claim["text"].startswith("At starts in behaviour=1: ") for claim in found.notes["claims"])
     assert found.notes["claim"].startswith("At starts in behaviour=1: ")
     with pytest.raises(UserError, match="behaviour 7 does not exist"):
         study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), planted_truth.basis,
-              replace(options, start_when=(7,)), rule=rule)  # fmt: skip
+              replace(options, start_when=("behaviour=7",)), rule=rule)  # fmt: skip
     with pytest.raises(UserError, match="--start_when speaks of a behaviour: give --behaviours"):
         study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), planted_truth.basis, options)
+
+
+def test_a_study_of_starts_where_a_coordinate_is_beyond_a_number_needs_no_behaviours(planted, monkeypatch):
+    simulator, truth = planted
+    basis = truth.basis
+    options = replace(STUDY, directions=(0,), starts=12, controls=39, horizon=2)
+    name = f"{basis.kind}:0"
+
+    def asked(*words):
+        return study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), basis, replace(options, start_when=words))
+
+    found = asked(f"{name} above 0.5", f"{name} below -1")
+    c_N = basis.project(torch.from_numpy(found.arrays["h"]))[:, 0]
+    assert ((c_N > 0.5) | (c_N < -1)).all() and (c_N > 0.5).any() and (c_N < -1).any()
+    assert found.notes["starts_in"] == f"with {name} above 0.5 or with {name} below -1"
+    assert all(claim["text"].startswith(f"At starts with {name} above 0.5 or ") for claim in found.notes["claims"])
+    with pytest.raises(UserError, match=f"direction {basis.kind}:99 does not exist"):
+        asked(f"{basis.kind}:99 above 0.5")
+    monkeypatch.setattr("validation.paired.starts.SEEN", 500)
+    with pytest.raises(UserError, match=r"only 0 of 12 starts .*: a start with .* above 1000 is rare"):
+        asked(f"{name} above 1000")
+
+
+@pytest.mark.parametrize(("word", "said"), [
+    ("ica:1>3", "expected behaviour=ID, or, in quotes, a direction above or below a number"),
+    ("ica:1", "expected behaviour=ID, or, in quotes"),
+    ("ica:1 above high", "'high' is no finite number"),
+    ("ica:1 below nan", "'nan' is no finite number"),
+    ("behaviour=x", "expected behaviour=ID"),
+])  # fmt: skip
+def test_what_is_no_condition_of_starts_is_refused_before_anything_is_loaded(word, said):
+    with pytest.raises(UserError, match=f"--start_when .*{said}"):
+        check_options(replace(STUDY, directions=(0,), amounts=(1.0,), start_when=(word,)))
 
 
 def test_real_course_repeats_the_unaltered_episode(planted):

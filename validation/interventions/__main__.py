@@ -36,7 +36,7 @@ from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, UserError, VecEnv
 from core.directions import LABEL, Basis, direction_ids, fingerprint, load_basis
-from core.interventions import parse_ids, parse_when
+from core.interventions import parse_ids
 from core.video import check_video
 from core.when import Rule, load_rule
 from envs.nmmo import MAPS
@@ -121,8 +121,8 @@ class InterventionsConfig:
     latest_start: int = 32
     """starts are taken at a random step of the episode up to this one"""
     start_when: tuple[str, ...] = ()
-    """starts are in these behaviours alone, each at the first step that is, from the random one on: behaviour=3, in
-    words of --behaviours; none: in any state"""
+    """starts are where one of these holds, each at the first such step from the random one on: behaviour=3 (of
+    --behaviours), or in quotes 'ica:1 above 3', 'ica:1 below -2' (a direction's coordinate); none: in any state"""
     start_level: int = 700_000_000
     """first level of the pool that claims are tested in (Procgen)"""
     choosing_level: int = 600_000_000
@@ -169,7 +169,7 @@ def check(config: InterventionsConfig) -> StudyOptions:
         directions=directions, largest=largest, amounts=config.amounts, always=config.always,
         choose_by=config.choose_by, choosing_starts=config.choosing_starts,
         starts=config.starts, horizon=config.horizon, controls=config.controls,
-        latest_start=config.latest_start, start_when=parse_when(config.start_when, "--start_when"),
+        latest_start=config.latest_start, start_when=config.start_when,
         hypotheses=config.hypotheses, events=config.events,
         greedy=config.greedy, seed=config.seed, video=config.video, first_order=config.first_order,
         smallest=_two(config.smallest),

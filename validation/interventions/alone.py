@@ -34,7 +34,8 @@ from validation.hypotheses.grammar import Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.bench import AGE, Bench, effects_in
 from validation.interventions.claims import about_starts, against_controls, beyond_memory, claims_of, parts_of
-from validation.interventions.options import StudyOptions, check_options, in_time, parse_study, started_in
+from validation.interventions.options import StudyOptions, check_options, in_time, parse_study
+from validation.interventions.start_when import started_in, where_started
 from validation.interventions.statistics import (
     Controls,
     Trial,
@@ -170,7 +171,7 @@ def _alone(
         "paired_by": asked.starts.paired_by, "criteria": CRITERIA, "chosen": [one.words for one in picked], "who": who,
         "claims": claims_of(rows, picked, explicit, verdict_of, claim_of),
     }  # fmt: skip
-    result.notes["starts_in"] = started_in(options)
+    result.notes["starts_in"] = started_in(options.start_when, basis, rule)
     about_starts(result.notes["claims"], result.notes["starts_in"])
     result.notes["claim"] = " ".join(c["text"] for c in result.notes["claims"] if c["headline"])
     if asked.starts.paired_by == "seed":
@@ -225,7 +226,7 @@ def asked_in(
             greedy=options.greedy, device=device, limit=options.time_limit, whole=True,
         )  # fmt: skip
         return Asked(shared, shared.starts, shared.world_N, (env,))
-    starts = find_starts(agent, 1, make, options, seed, device, rule)
+    starts = find_starts(agent, 1, make, options, seed, device, where_started(options.start_when, basis, rule))
     env, branching = make(len(starts)), make(min(len(starts), BRANCHES))
     if known is None and not parts:
         named = with_named(distinct_actions(env, starts), env.spec, (h.on for h in hypotheses))

@@ -59,9 +59,9 @@ def restate(row: Row, special_q: float, verdict_of: Callable[[Row], str]) -> Non
 
 
 def about_starts(claims: Iterable[Row], words: str) -> None:
-    """Put where all starts are (--start_when; '': anywhere) in front of every claim's text."""
+    """Put where all starts are (``started_in``; '': anywhere) in front of every claim's text."""
     for claim in claims if words else ():
-        claim["text"] = f"At starts in {words}: {claim['text']}"
+        claim["text"] = f"At starts {words}: {claim['text']}"
 
 
 def no_claim(h: Claim, why: str) -> Row:

@@ -21,6 +21,7 @@ from envs.registry import renewed
 from validation.hypotheses.grammar import Claim, Hypothesis, check_events, parse_hypothesis
 from validation.interventions.bench import AGE
 from validation.interventions.controls import FEWEST
+from validation.interventions.start_when import check_words, where_started
 from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import is_late
 from validation.paired.limits import CutShort
@@ -41,7 +42,7 @@ class StudyOptions:
     controls: int
     latest_start: int
     time_limit: int = 0  # steps after which a time limit cuts episodes, so that no start lies near it; 0: none is known
-    start_when: tuple[int, ...] = ()  # starts are in one of these behaviours; (): in any state
+    start_when: tuple[str, ...] = ()  # starts are where one of these holds (start_when.py); (): in any state
     hypotheses: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
     greedy: bool = False
@@ -82,11 +83,6 @@ def in_time(once: Callable[[StudyOptions], Result], options: StudyOptions) -> Re
     return result
 
 
-def started_in(options: StudyOptions) -> str:
-    """The behaviours that all starts are in, in words; '' where they may be anywhere."""
-    return " or ".join(f"behaviour={b}" for b in options.start_when)
-
-
 def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
     """UserError on anything the study cannot run with; of the directions only where the basis is given."""
     if not options.hypotheses:
@@ -103,6 +99,7 @@ def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
     if not 0 < min(options.smallest) < np.inf:
         raise UserError("--smallest takes two sizes above 0: in spreads of a quantity, and as a share of events")
     cli.require(0, seed=options.seed)
+    check_words(options.start_when)
     require_permutations(options.starts, ALPHA)
     if options.hypotheses and options.always:
         raise UserError(
@@ -160,8 +157,5 @@ def parse_study(
             raise UserError(f"hypothesis {h.name!r} speaks of a behaviour: give --behaviours")
         if rule is not None:
             rule.check(h.behaviours)
-    if options.start_when:
-        if rule is None:
-            raise UserError("--start_when speaks of a behaviour: give --behaviours")
-        rule.check(options.start_when)
+    where_started(options.start_when, basis, rule)
     return hypotheses, events

@@ -26,7 +26,8 @@ from validation.interventions.bench import Bench, effects_in
 from validation.interventions.claims import Picked
 from validation.interventions.controls import Family, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.film import film
-from validation.interventions.options import StudyOptions, check_options, claimed, in_time, parse_study, started_in
+from validation.interventions.options import StudyOptions, check_options, claimed, in_time, parse_study
+from validation.interventions.start_when import where_started
 from validation.interventions.statistics import Controls, Effects
 from validation.interventions.tables import report
 from validation.paired.course import Measures, with_claimed, with_named
@@ -127,9 +128,10 @@ def both_benches(
     quantities that are spoken of.  The caller closes it."""
     agent, spec = simulator.agent, simulator.world.spec
     frames = max(one.world.initial_frames for one in (simulator, *members))
-    starts = find_starts(agent, frames, make_env, options, options.seed, device, rule)
+    when = where_started(options.start_when, basis, rule)
+    starts = find_starts(agent, frames, make_env, options, options.seed, device, when)
     before = find_starts(
-        agent, frames, make_choosing or make_env, options.to_choose(), options.seed + CHOOSING_SEED, device, rule
+        agent, frames, make_choosing or make_env, options.to_choose(), options.seed + CHOOSING_SEED, device, when
     )
     env, few = make_env(len(starts)), make_env(min(len(starts), BRANCHES))
     try:
@@ -152,11 +154,11 @@ def both_benches(
 
 def find_starts(
     agent: Agent, frames: int, make_env: Callable[[int], VecEnv], options: StudyOptions, seed: int,
-    device: torch.device, rule: Rule | None = None,
+    device: torch.device, when: When | None = None,
 ) -> Starts:  # fmt: skip
-    """Starts of their own episodes, each with the last ``frames`` observations, in the behaviours that options ask."""
+    """Starts of their own episodes, each with the last ``frames`` observations, in such states (None: any)."""
     until = last_in_time(PAST, options.time_limit, options.horizon, max(1, frames - 1))
-    collectors = RARELY if options.start_when else COLLECTORS
+    collectors = COLLECTORS if when is None else RARELY
     collector = make_env(min(options.starts, collectors))
     if not collector.spec.can_snapshot and options.starts > collectors:
         collector.close()
@@ -165,19 +167,10 @@ def find_starts(
         return collect_starts(
             agent, collector, options.starts, initial_frames=frames,
             latest=options.latest_start, seed=seed, greedy=options.greedy, device=device,
-            when=when_of(options, rule), until=until,
+            when=when, until=until,
         )  # fmt: skip
     finally:
         collector.close()
-
-
-def when_of(options: StudyOptions, rule: Rule | None) -> When | None:
-    """In which of the agent's states starts may be (--start_when); None: in any."""
-    if not options.start_when:
-        return None
-    assert rule is not None, "parse_study refuses it"
-    wanted = torch.tensor(options.start_when)
-    return When(lambda h_BH: torch.isin(rule(h_BH), wanted.to(h_BH.device)), started_in(options))
 
 
 def dreamed_from(

@@ -14,7 +14,8 @@ from validation.interventions import verdicts
 from validation.interventions.bench import Bench
 from validation.interventions.claims import Picked, about_starts, claim_of, claim_of_need, claims_of
 from validation.interventions.members import tell
-from validation.interventions.options import StudyOptions, started_in
+from validation.interventions.options import StudyOptions
+from validation.interventions.start_when import started_in
 from validation.interventions.statistics import (
     NEEDS,
     Controls,
@@ -101,7 +102,7 @@ def report(
         for number, member in enumerate(effects.members, 2):
             result.arrays |= {f"simulated by member {number}/{q}": v for q, v in member.items()}
     result.tables["paths"] = [row for claim in claims for row in _paths(claim, effects, hypotheses, rng)]
-    result.notes |= {"claims": claims, "starts_in": started_in(options)}
+    result.notes |= {"claims": claims, "starts_in": started_in(options.start_when, bench.basis, bench.rule)}
     about_starts(claims, result.notes["starts_in"])
     result.notes["claim"] = " ".join(claim["text"] for claim in claims if claim["headline"])
     return result

@@ -36,7 +36,7 @@ class When(NamedTuple):
     """In which of the agent's states a start may be."""
 
     holds: Callable[[Tensor], Tensor]  # [B, H] -> bool [B]
-    words: str  # how it was asked for
+    words: str  # as they follow "a start": in behaviour=3
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def collect_starts(
             if when is not None and (len(actions) >= GIVE_UP_STEPS or (not found and step * slots >= SEEN)):
                 raise UserError(
                     f"only {len(found)} of {count} starts in {step * slots:,} states of {env.spec.env_id}: "
-                    f"{when.words} is rare; ask for fewer (--starts), or lower --latest_start ({latest})"
+                    f"a start {when.words} is rare; ask for fewer (--starts), or lower --latest_start ({latest})"
                 )
             if keep is not None and ((looked >= LOOKED and enough < RARE * looked) or step >= GIVE_UP_STEPS):
                 raise UserError(f"only {enough} of {looked} states of {env.spec.env_id} have {keep.words}, or change "
