@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +16,14 @@ from core.contracts import UserError
 from envs.planted import PlantedOptions, PlantedWorld, planted_simulator
 from envs.planted_truth import truth
 from tests.planted_worlds import NoSnapshots
-from validation.fidelity.counterfactual import take
+from validation.fidelity.counterfactual import FORESIGHT, Found, Snapshots, take
+from validation.fidelity.measures import Row
 from validation.fidelity.ranking import play_all, policies_of
+from validation.fidelity.snapshots import answers, answers_in_time
 from validation.interventions.alone import alone
 from validation.interventions.options import StudyOptions, in_time
 from validation.interventions.study import find_starts, study
+from validation.interventions.world_edits import moved
 from validation.paired.course import Measures, quantities
 from validation.paired.limits import CutShort, last_in_time
 from validation.paired.real import RealWorld
@@ -153,3 +157,63 @@ def test_returns_of_ranked_policies_count_within_the_same_steps_in_both_worlds()
     np.testing.assert_array_equal(played.steps_N, LIMIT - shots.starts.age_N)
     early = play_all(shots, surest, 3, 0)
     assert early.limit is None and (early.steps_N == 3).all()
+
+
+def test_signs_of_effects_are_those_of_a_world_without_a_limit() -> None:
+    """Of a world of 12 steps, at snapshots of up to step 10: those after step 7 are cut within 4 steps."""
+    found, tried = Found(), []
+
+    def taken(options: PlantedOptions) -> tuple[Snapshots, Callable[[Snapshots], list[Row]]]:
+        def make(slots: int) -> PlantedWorld:
+            return PlantedWorld(options, slots)
+
+        def ask(some: Snapshots) -> list[Row]:
+            tried.append(some.starts.age_N)
+            return answers(some, truth(options).basis, make, np.random.default_rng(0), further=True)[0].rows
+
+        return take(planted_simulator(options), make, 40, latest=LIMIT - 2, seed=0), ask
+
+    shots, ask = taken(EXACT)
+    rows = answers_in_time(ask, shots, found)
+    first, kept = tried
+    np.testing.assert_array_equal(kept, first[first < LIMIT - max(FORESIGHT)])
+    assert (
+        f"of {len(first) - len(kept)} of 40 snapshots: a time limit cuts episodes after 12 steps" in found.notes["cut"]
+    )
+    longer, ask_longer = taken(replace(EXACT, horizon=LIMIT + 20))
+    np.testing.assert_array_equal(longer.starts.age_N, first)
+    assert rows == ask_longer(longer.some(np.flatnonzero(first < LIMIT - max(FORESIGHT)).tolist()))
+    signs = [r for r in rows if r["measure"] == "effect_sign_value"]
+    assert len(signs) == len(FORESIGHT) and {r["n"] for r in signs} == {len(kept)}
+
+
+def test_snapshots_that_a_limit_leaves_none_of_are_a_user_error() -> None:
+    simulator = planted_simulator(EXACT)
+    shots = take(simulator, lambda slots: PlantedWorld(EXACT, slots), 4, latest=LIMIT - 2, seed=0)
+
+    def cut(some: Snapshots) -> int:
+        raise CutShort(int(some.starts.age_N.min()) + 1, some.starts.age_N, max(FORESIGHT))
+
+    with pytest.raises(CutShort, match="lower --latest_start"):
+        answers_in_time(cut, shots, Found())
+
+
+def test_without_a_limit_all_snapshots_are_asked_and_nothing_is_said() -> None:
+    simulator, found, options = planted_simulator(EXACT), Found(), replace(EXACT, horizon=LIMIT + 20)
+
+    def make(slots: int) -> PlantedWorld:
+        return PlantedWorld(options, slots)
+
+    shots = take(simulator, make, 8, latest=LIMIT - 2, seed=0)
+    assert answers_in_time(len, shots, found) == 8 and not found.notes
+
+
+def test_a_world_edit_is_asked_of_runs_that_are_whole() -> None:
+    agent, env = planted_simulator(EXACT).agent, PlantedWorld(EXACT, 4)
+    starts = collect_starts(agent, env, 4, initial_frames=1, latest=LIMIT - 2, seed=0)
+    late = replace(starts, age_N=np.full(4, LIMIT - 2))
+    noise = torch.zeros(4, LIMIT + 1, 3)
+    world = RealWorld(agent, starts.state, noise, Measures({"left": [0]}), env, late, whole=True)
+    with pytest.raises(CutShort):
+        moved(world, starts.states).run()
+    replace(world, whole=False).run()

@@ -63,6 +63,14 @@ class Found:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
+    def add(self, other: Found) -> None:
+        """What another holds, behind what is here."""
+        self.rows += other.rows
+        self.tests += other.tests
+        self.tables |= other.tables
+        self.arrays |= other.arrays
+        self.notes |= other.notes
+
     def test(self, measure: str, horizon: int, estimate: Estimate, chance: float, excess_N: np.ndarray,
              rng: np.random.Generator) -> None:  # fmt: skip
         """Is the mean over starts of ``excess_N`` (what is above chance; NaN: nothing asked) 0?"""
@@ -88,6 +96,11 @@ class Snapshots:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def some(self, rows: Sequence[int]) -> Snapshots:
+        """Some of them, in the same real world."""
+        at = torch.as_tensor(rows, device=self.starts.h_NH.device)
+        return replace(self, starts=self.starts.some(rows), beginning=self.beginning.some(at))
 
 
 def window_of(starts: Starts, device: torch.device) -> dict[str, Tensor]:
@@ -427,7 +440,8 @@ def gradients(
 ) -> tuple[Slopes, Tensor] | None:  # fmt: skip
     """Directional derivatives against finite differences, for every k of FORESIGHT.
 
-    The simulator's, and the action noise [N, T, A] that they were taken under; None where there is no direction."""
+    The simulator's, and the action noise [N, T, A] that they were taken under; None where there is no direction.
+    CutShort where a time limit cuts a real run."""
     agent, starts, device = shots.simulator.agent, shots.starts, shots.starts.h_NH.device
     if not basis.size:
         still = Estimate(np.nan, np.nan, np.nan, len(shots))
@@ -439,7 +453,7 @@ def gradients(
     noise = torch.from_numpy(rng.gumbel(size=shape).astype(np.float32)).to(device)
     last = held_frame(agent.spec, starts.window, device)
     now, again = noise
-    real = RealWorld(agent, starts.state, now, Measures(shots.actions), shots.env, starts)
+    real = RealWorld(agent, starts.state, now, Measures(shots.actions), shots.env, starts, whole=True)
     observed, redrawn = real_slopes(real, basis), real_slopes(replace(real, noise_NTA=again), basis)
     world, start = shots.simulator.world, shots.beginning.world
     dreamed = SimulatedWorld(agent, starts.state, now, Measures(shots.actions), world, start)

@@ -100,7 +100,8 @@ def effects(
     """Signs of the effects through the simulator against those through the real world, for every k of FORESIGHT.
 
     straight: the simulator's straight-through derivatives of the first starts (``counterfactual.Slopes``), to stand
-    beside; noise: the action noise they were taken under, which those starts keep.
+    beside; noise: the action noise they were taken under, which those starts keep.  CutShort where a time limit cuts a
+    real run.
     """
     agent, starts, simulator = shots.simulator.agent, shots.starts, shots.simulator
     measure = "effect_sign_{}".format
@@ -122,7 +123,7 @@ def effects(
     def real(noise: Tensor) -> Effects:
         def world(rows: Tensor) -> Paired:
             some = starts.some(rows.tolist())
-            return RealWorld(agent, some.state, noise[rows], measures, shots.env, some)
+            return RealWorld(agent, some.state, noise[rows], measures, shots.env, some, whole=True)
 
         return by_parts(world, len(shots), basis, "real effects")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,12 +14,24 @@ from core.directions import Basis
 from core.roll import Simulator
 from core.stats import benjamini_hochberg
 from generative.starts import Informed
-from validation.fidelity.counterfactual import Found, Snapshots, counterfactual, gradients, other_policy, take
+from validation.fidelity.counterfactual import (
+    FORESIGHT,
+    Found,
+    Snapshots,
+    counterfactual,
+    gradients,
+    other_policy,
+    take,
+)
 from validation.fidelity.effects import effects
 from validation.fidelity.ranking import policies_of, ranking
 from validation.fidelity.there_and_back import there_and_back
+from validation.paired.limits import CutShort
 
 GRADIENT_STARTS = 64  # at most: finite differences and derivatives are dear, and are about these alone
+FEWEST = 2  # snapshots that a time limit leaves
+
+T = TypeVar("T")
 
 
 def try_again(
@@ -45,28 +57,66 @@ def try_again(
     short.
     """
     shots = take(simulator, make_env, starts, latest=latest, seed=seed, device=device, start_from=start_from)
-    found, few = Found(), shots
+    found = Found()
     try:
         counterfactual(shots, found, rng)
         other_policy(shots, other, horizon, found, rng)
-        if len(shots) > GRADIENT_STARTS:
-            few = first(shots, GRADIENT_STARTS, make_env)
-        slopes = gradients(few, basis, found, rng)
-        if further:
-            (own,) = rng.spawn(1)  # so that the rows of the rest do not depend on these
-            straight, noise = (None, None) if slopes is None else (slopes[0].through_world, slopes[1])
-            effects(shots, basis, found, own, straight, noise)
+        answered, own = answers_in_time(lambda some: answers(some, basis, make_env, rng, further), shots, found)
+        found.add(answered)
+        if own is not None:
             there_and_back(shots, found, own)
             ranking(shots, policies_of(simulator.agent, policies or {}), found, own, steps=ranking_steps, seed=seed)
     finally:
         shots.env.close()
-        if few is not shots:
-            few.env.close()
     for line, q in zip(found.tests, benjamini_hochberg(np.array([t["p"] for t in found.tests])), strict=True):
         line["q"] = float(q)
     found.tables["tests"] = found.tests
     found.notes["snapshots"] = len(shots)
     return found
+
+
+def answers_in_time(ask: Callable[[Snapshots], T], shots: Snapshots, found: Found) -> T:
+    """What ``ask`` finds of those snapshots that no time limit cuts a real run of: by their step alone
+    (validation.paired.limits), and found's notes say how many were left out.  CutShort where hardly any are left."""
+    left, limit = shots, 0
+    while True:
+        try:
+            asked = ask(left)
+            break
+        except CutShort as cut:
+            limit = cut.limit
+            kept = np.flatnonzero(shots.starts.age_N + max(FORESIGHT) < limit)
+            if len(kept) < FEWEST:
+                raise
+            left = shots.some(kept.tolist())
+    if limit:
+        found.notes["cut"] = (
+            f"gradients and enumerated effects of {len(shots) - len(left)} of {len(shots)} snapshots: a time limit "
+            f"cuts episodes after {limit} steps, within {max(FORESIGHT)} steps of them"
+        )
+    return asked
+
+
+def answers(
+    shots: Snapshots, basis: Basis, make_env: Callable[[int], VecEnv], rng: np.random.Generator, further: bool
+) -> tuple[Found, np.random.Generator | None]:
+    """Gradients and, ``further``, enumerated effects; and what then draws the random numbers of what follows (None:
+    nothing does), so that the rows before do not depend on these."""
+    found, few = Found(), shots
+    try:
+        count = min(len(shots), GRADIENT_STARTS)
+        if count != shots.env.spec.slots:
+            few = first(shots, count, make_env)
+        slopes = gradients(few, basis, found, rng)
+        if not further:
+            return found, None
+        (own,) = rng.spawn(1)
+        straight, noise = (None, None) if slopes is None else (slopes[0].through_world, slopes[1])
+        effects(shots, basis, found, own, straight, noise)
+        return found, own
+    finally:
+        if few is not shots:
+            few.env.close()
 
 
 def first(shots: Snapshots, count: int, make_env: Callable[[int], VecEnv]) -> Snapshots:

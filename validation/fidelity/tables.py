@@ -513,8 +513,7 @@ def compare(
         )
     if sole_reward(p) is None:
         result.notes["left_out"].append(f"Brier score and calibration of rewards: {no_probability(p)}")
-    if "time_limit" in found.notes:
-        result.notes["left_out"].append(found.notes["time_limit"])
+    result.notes["left_out"] += [found.notes[name] for name in ("cut", "time_limit") if name in found.notes]
     if not found.notes:
         result.notes["left_out"].append("counterfactual actions, gradients and another policy: --no-counterfactual")
     return summarise(result)

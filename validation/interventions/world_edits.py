@@ -76,7 +76,15 @@ def altered(world: RealWorld, edit: WorldEdit) -> RealWorld:
         return there
     starts = replace(there.starts, states=states)
     return ShownWorld(
-        world.agent, there.state_N, world.noise_NTA, world.measures, world.env, starts, world.few, edit=edit
+        world.agent,
+        there.state_N,
+        world.noise_NTA,
+        world.measures,
+        world.env,
+        starts,
+        world.few,
+        world.whole,
+        edit=edit,
     )
 
 
@@ -90,7 +98,7 @@ def moved(world: RealWorld, states: Sequence[bytes]) -> RealWorld:
     state = world.agent.advance(seen, starts.before, first_B)
     window = {k: np.concatenate([x[:, :-1], now.obs[k][:, None]], 1) for k, x in starts.window.items()}
     there = replace(starts, states=tuple(states), state=state, window=window, h_NH=world.agent.read("h", seen, state))
-    return RealWorld(world.agent, state, world.noise_NTA, world.measures, world.env, there, world.few)
+    return RealWorld(world.agent, state, world.noise_NTA, world.measures, world.env, there, world.few, world.whole)
 
 
 def world_edit_rows(world: RealWorld, edits: Sequence[WorldEdit], rng: np.random.Generator) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ class RealWorld(Paired):
     env: VecEnv  # a slot a start
     starts: Starts
     few: VecEnv | None = None  # the same world with fewer slots, which branch faster; None: env itself
-    whole: bool = False  # a ``run`` that a time limit cuts raises CutShort
+    whole: bool = False  # what a time limit cuts raises CutShort
     _taken: list[np.ndarray] = field(init=False, default_factory=list)
 
     @torch.no_grad()
@@ -139,4 +139,7 @@ class RealWorld(Paired):
             truncated_NT[rows[counts_N], at[counts_N]] = timed_out_N[counts_N]
         if not intervene:
             self._taken = taken
-        return course_of(logits_NTA, value_NT, reward_NT, ended_NT, h_NTH, action_NTA, told_NTM, truncated_NT)
+        course = course_of(logits_NTA, value_NT, reward_NT, ended_NT, h_NTH, action_NTA, told_NTM, truncated_NT)
+        if self.whole:
+            require_whole(course, starts.age_N)
+        return course
