@@ -1,8 +1,9 @@
 """How much of an agent's deaths its hidden state announces: the numbers and the picture of docs/study.md.
 
-    python -m benchmarks.announced runs/demo runs/held_out ica:1 7 runs/announced.png
+    python -m benchmarks.announced runs/demo runs/held_out ica:1 'ica:1 above 5' runs/announced.png
 
-The demo's runs (directions, behaviours), a recording, the direction and the behaviour that are asked about.
+The demo's runs (directions, behaviours), a recording, the direction that is drawn, and the states that are asked about,
+as --start_when of validation.interventions names them: beyond a number, or behaviour=7.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from core.directions import direction_ids, load_basis
 from core.episodes import RolloutStore
 from core.stats import between, bootstrap_mean
 from core.when import load_rule
+from validation.interventions.start_when import where_started
 
 SOON, BINS, BEFORE = 8, (-np.inf, -1, 1, 2, 3, 5, np.inf), 16
 
 
-def main(demo: Path, recording: Path, direction: str, behaviour: int, picture: Path) -> None:
+def main(demo: Path, recording: Path, direction: str, where: str, picture: Path) -> None:
     import torch  # after core, which says how its threads wait
 
-    rule, basis = load_rule(demo / "behaviours"), load_basis(demo / "hidden_states", "ica")
+    basis = load_basis(demo / "hidden_states", "ica")
+    when = where_started([where], basis, load_rule(demo / "behaviours"))
+    assert when is not None
     (k,) = direction_ids([direction], basis, "the direction")
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ("episode", "c", "value", "inside", "dies")}
     ends: dict[str, list[np.ndarray]] = {"death": [], "reward": []}
@@ -34,7 +38,7 @@ def main(demo: Path, recording: Path, direction: str, behaviour: int, picture: P
             end = "death" if episode.terminated and episode.reward.sum() <= 0 else "reward"
             dies = np.arange(n) >= (n - SOON if end == "death" else n)
             c = basis.project(h)[:, k].numpy()
-            found = (np.full(n, e), c, episode.value[:n], rule(h).numpy() == behaviour, dies)
+            found = (np.full(n, e), c, episode.value[:n], when.holds(h).numpy(), dies)
             for name, x in zip(rows, found, strict=True):
                 rows[name].append(x)
             if episode.terminated and n >= BEFORE:
@@ -46,13 +50,13 @@ def main(demo: Path, recording: Path, direction: str, behaviour: int, picture: P
         share = bootstrap_mean(hit, of, rng=rng)
         print(f"{what}: {share.value:.3f}{between(share.low, share.high)} ({len(hit):,} rows of {share.n:,} episodes)")
 
-    for where, here in (("in", inside_N), ("outside", ~inside_N)):
-        said(f"dies within {SOON} steps, {where} behaviour {behaviour}", dies_N[here], episode_N[here])
+    for side, here in (("at", inside_N), ("at no", ~inside_N)):
+        said(f"dies within {SOON} steps, {side} steps {when.words}", dies_N[here], episode_N[here])
     deaths = np.unique(episode_N[dies_N])
     told = np.isin(deaths, episode_N[inside_N & dies_N])
-    said(f"deaths with a step in behaviour {behaviour} among their last {SOON}", told, deaths)
+    said(f"deaths with a step {when.words} among their last {SOON}", told, deaths)
     entered = np.unique(episode_N[inside_N])
-    said(f"episodes that ever are in behaviour {behaviour} and die", np.isin(entered, deaths), entered)
+    said(f"episodes with a step {when.words} that end in a death", np.isin(entered, deaths), entered)
     binned = np.digitize(c_N, BINS[1:-1])
     found = [bootstrap_mean(dies_N[binned == i], episode_N[binned == i], rng=rng) for i in range(len(BINS) - 1)]
     for low, high, share in zip(BINS[:-1], BINS[1:], found, strict=True):
@@ -92,7 +96,7 @@ def draw(found: list, ends: dict[str, list[np.ndarray]], direction: str, picture
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, of in (("demo", Path), ("recording", Path), ("direction", str), ("behaviour", int), ("picture", Path)):
+    for name, of in (("demo", Path), ("recording", Path), ("direction", str), ("where", str), ("picture", Path)):
         parser.add_argument(name, type=of)
     asked = parser.parse_args()
-    main(asked.demo, asked.recording, asked.direction, asked.behaviour, asked.picture)
+    main(asked.demo, asked.recording, asked.direction, asked.where, asked.picture)

@@ -207,6 +207,24 @@ def test_what_the_robust_agents_card_says_of_the_simulator_is_in_its_table() -> 
         assert f"{float(row['simulated']):.3f}" == f"0{said}" and said in card
 
 
+CONTEXT = BUNDLES / "coinrun-context"
+
+
+def test_what_the_context_card_says_of_the_simulator_is_in_its_table() -> None:
+    card, rows = (CONTEXT / "README.md").read_text(), _fidelity(CONTEXT)
+    for measure, horizon in (
+        ("action_agreement", 1), ("action_agreement", 8), ("h_error", 1), ("h_error", 4), ("counterfactual_top1", 8),
+        ("effect_sign_action", 1), ("effect_sign_action", 4), ("effect_sign_value", 1), ("effect_sign_value", 4),
+        ("reward_average_precision", ""), ("terminal_average_precision", ""), ("unpaid_ending_average_precision", ""),
+        ("dreams_alive", 32), ("policy_dependence", 8), ("h_classifier_dreamed", ""), ("ranking_spearman", 64),
+    ):  # fmt: skip
+        assert _row_told(rows[measure, str(horizon)]) in card, measure
+    for measure in ("reward_calibration_error", "terminal_calibration_error"):
+        assert _row_told(rows[measure, ""], 3) in card, measure
+    for horizon in (1, 4, 8, 32):
+        assert _row_told(rows["frame_psnr", str(horizon)], 1) in card
+
+
 FRUITBOT = BUNDLES / "fruitbot"
 
 
