@@ -26,7 +26,7 @@ def test_the_study_in_docs_is_read_and_flags_override_it():
     rule = Rule(torch.zeros(16, 8), torch.zeros(8), torch.arange(8))
     hypotheses, events = parse_study(options, basis, SPEC, rule)
     assert [h.name for h in hypotheses[:2]] == ["collapse ica:1 always", "shift ica:9 by +3 always"]
-    assert config.starts >= 192 and options.start_when == ("behaviour=7",)
+    assert config.starts >= 192 and options.start_when == ("ica:1 above 5",)
     assert [h.event for h in hypotheses] == ["death", "death", "death", ""] and hypotheses[3].on == "value"
     assert {h.event for h in hypotheses if h.role} <= {e.name for e in events}
     again = [f"--config={STUDY}", "--start_when", "--hypotheses", "collapse 14"]
