@@ -26,7 +26,7 @@ from validation.fidelity.counterfactual import (
 from validation.fidelity.effects import effects
 from validation.fidelity.ranking import policies_of, ranking
 from validation.fidelity.there_and_back import there_and_back
-from validation.paired.limits import CutShort
+from validation.paired.limits import CutShort, has_room
 
 GRADIENT_STARTS = 64  # at most: finite differences and derivatives are dear, and are about these alone
 FEWEST = 2  # snapshots that a time limit leaves
@@ -85,7 +85,7 @@ def answers_in_time(ask: Callable[[Snapshots], T], shots: Snapshots, found: Foun
             break
         except CutShort as cut:
             limit = cut.limit
-            kept = np.flatnonzero(shots.starts.age_N + max(FORESIGHT) < limit)
+            kept = np.flatnonzero(has_room(shots.starts.age_N, limit, max(FORESIGHT)))
             if len(kept) < FEWEST:
                 raise
             left = shots.some(kept.tolist())

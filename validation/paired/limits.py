@@ -15,6 +15,11 @@ from validation.paired.course import Course
 OF_TIME = "(an episode that ends for another reason than time is terminated, not truncated)"
 
 
+def has_room(age_N: np.ndarray, limit: int, horizon: int) -> np.ndarray:
+    """bool [N]: starts after so many steps of their episode from which no limit cuts any of ``horizon`` steps."""
+    return age_N + horizon < limit
+
+
 class CutShort(UserError):
     """A run was cut by a time limit of ``limit`` steps an episode; the starts are ``age_N`` steps after its first."""
 
@@ -27,7 +32,7 @@ class CutShort(UserError):
 
     def left_out(self, limit: int) -> int:
         """How many of the starts leave no room for all their steps before ``limit``."""
-        return int((self.age_N + self.horizon >= limit).sum())
+        return int((~has_room(self.age_N, limit, self.horizon)).sum())
 
 
 def require_whole(course: Course, age_N: np.ndarray) -> None:
