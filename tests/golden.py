@@ -124,8 +124,8 @@ COMMANDS = (
     Command(
         "study",
         "-m validation.interventions --config docs/study.json --hidden_states {w}/demo/hidden_states --behaviours "
-        "{w}/demo/behaviours --start_when --hypotheses 'shift 1 by +3 sufficient for presses' 'shift 1 by -2 on prob:right' "
-        "--starts 12 --horizon 4 --controls 39 --latest_start 8 --threads 1 --out {out}",
+        "{w}/demo/behaviours --start_when --hypotheses 'shift 1 by +3 sufficient for presses' "
+        "'shift 1 by -2 on prob:right' --starts 12 --horizon 4 --controls 39 --latest_start 8 --threads 1 --out {out}",
     ),
     Command("agent", f"train.py {DEBUG} --out {{out}}"),
     Command("agent_rollouts", f"record.py {DEBUG} --agent {{w}}/agent --out {{out}}"),
