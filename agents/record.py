@@ -613,14 +613,14 @@ def write_branches(agent: Agent, config: RecordConfig, where: dict[str, Any], pa
 
 
 def repr_of(intervention: Any) -> dict[str, Any]:
-    """An intervention as JSON: its class and its plain fields (a basis by its kind and agent, a rule by how often it is
-    right)."""
+    """An intervention as JSON: its class and its plain fields (a basis by its kind and agent, where it acts by the
+    conditions)."""
     out: dict[str, Any] = {"kind": type(intervention).__name__}
     for key, value in vars(intervention).items():
         if key == "basis":
             out[key] = {"kind": value.kind, "agent": value.agent}
-        elif key == "rule":
-            out[key] = value.said_of(intervention.behaviours)
+        elif key == "where":
+            out |= value.to_json()
         elif key == "inner":
             out[key] = [repr_of(i) for i in value] if isinstance(value, tuple) else repr_of(value)
         elif isinstance(value, torch.Tensor):

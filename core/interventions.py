@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from core.conditions import Where, behaviours_in, check_behaviours, parse_conditions
 from core.contracts import Intervention, UserError
 from core.directions import Basis, direction_ids, direction_of, load_basis, name_of
 from core.roll import apply_interventions
-from core.when import Rule, load_rule
+from core.when import load_rule
 
 
 def _masked(h_BH: Tensor, changed_BH: Tensor, mask_B: Tensor) -> Tensor:
@@ -108,16 +109,13 @@ class AtSteps:
 
 @dataclass(frozen=True)
 class When:
-    """Other interventions, only where ``rule`` tells, from the h they would change, that the behaviour is one of
-    ``behaviours``."""
+    """Other interventions, only where the h that they would change is one that ``where`` holds of."""
 
     inner: tuple[Intervention, ...]
-    rule: Rule
-    behaviours: tuple[int, ...]
+    where: Where
 
     def __call__(self, h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
-        inside_B = torch.isin(self.rule(h_BH), torch.tensor(self.behaviours, device=h_BH.device))
-        return apply_interventions(self.inner, h_BH, t_B, mask_B & inside_B)
+        return apply_interventions(self.inner, h_BH, t_B, mask_B & self.where(h_BH))
 
 
 @dataclass(frozen=True)
@@ -164,8 +162,8 @@ class InterventionOptions:
     at_steps: tuple[str, ...] = ()
     """FIRST STOP: only at steps FIRST <= t < STOP of the recording; none: at all"""
     when: tuple[str, ...] = ()
-    """behaviour=ID: only at steps that are told, from the hidden state alone, to be in that behaviour (several: in any
-    of them)"""
+    """only at steps whose hidden state says so: behaviour=3 (as far as the state alone tells it), or a direction's
+    coordinate, ica:1 above 3, ica:1 below -2; of several any may hold"""
     behaviours: Path = Path("runs/behaviours")
     """behaviours run directory that --when speaks of"""
 
@@ -174,15 +172,16 @@ class InterventionOptions:
         """The run directories that the interventions are made from."""
         if not (self.swap_directions_from or self.swap_directions_to or self.shift):
             return {}
-        return {"hidden_states": self.basis} | ({"behaviours": self.behaviours} if self.when else {})
+        known = parse_conditions(self.when, None, "--when")
+        return {"hidden_states": self.basis} | ({"behaviours": self.behaviours} if behaviours_in(known) else {})
 
 
 def nothing_altered(options: InterventionOptions) -> str:
     """What to say, and to keep in the manifest, of a recording in which the interventions changed no hidden state."""
     if options.when:
         steps = f" at --at_steps {' '.join(options.at_steps)}" if options.at_steps else ""
-        behaviours = " or ".join(options.when)
-        return f"nothing was altered: by its hidden state the agent was never in {behaviours} (--when){steps}"
+        said = " or ".join(one.of_a_start for one in parse_conditions(options.when, None, "--when"))
+        return f"nothing was altered: by its hidden state the agent was never {said} (--when){steps}"
     return "nothing was altered: the interventions changed the hidden state at no step (--at_steps, --shift)"
 
 
@@ -192,17 +191,6 @@ def parse_ids(words: Sequence[str], what: str) -> list[int]:
         if not re.fullmatch(r"-?[0-9]+", word):
             raise UserError(f"{what}: {word!r} is not a whole number")
     return [int(word) for word in words]
-
-
-def parse_when(words: Sequence[str], flag: str = "--when") -> tuple[int, ...]:
-    """The behaviours that ``behaviour=ID`` words name, or a UserError."""
-    out = []
-    for word in words:
-        name, _, number = word.partition("=")
-        if name != "behaviour" or not re.fullmatch("[0-9]+", number):
-            raise UserError(f"{flag} {word!r}: expected behaviour=ID, as in behaviour=3")
-        out.append(int(number))
-    return tuple(out)
 
 
 def build(
@@ -223,7 +211,7 @@ def build(
             if getattr(options, flag):
                 raise UserError(f"--{flag} needs an intervention: --swap_directions_from/_to or --shift")
         return ()
-    behaviours = parse_when(options.when)
+    parse_conditions(options.when, None, "--when")
     if len(sources) != len(targets):
         raise UserError(f"--swap_directions_from has {len(sources)} ids, --swap_directions_to has {len(targets)}")
     if basis is None:
@@ -267,6 +255,8 @@ def build(
             raise UserError("--at_steps takes FIRST or FIRST STOP, 0 <= FIRST < STOP")
         stop = steps[1] if len(steps) == 2 else None
         out = [AtSteps(inner, steps[0], stop) for inner in out]
-    if behaviours:
-        out = [When(tuple(out), load_rule(options.behaviours, agent).check(behaviours).to(device), behaviours)]
+    if conditions := parse_conditions(options.when, basis, "--when"):
+        rule = load_rule(options.behaviours, agent).to(device) if behaviours_in(conditions) else None
+        check_behaviours(conditions, rule, "--when")
+        out = [When(tuple(out), Where(conditions, basis, rule))]
     return tuple(out)

@@ -429,7 +429,7 @@ def test_both_recorders_alter_inside_a_behaviour_only_and_say_what_they_did(
     words = ["--shift", "3=5", "--at_steps", "2", "9", "--when", f"behaviour={b}"]
     store = altered(pipeline, told, which, tmp_path / "a", *words)
     (said,) = store.manifest["facts"]["interventions"]
-    assert said["kind"] == "When" and said["behaviours"] == [b] and 0.5 < said["rule"]["found"] <= 1
+    assert said["kind"] == "When" and said["conditions"] == [f"behaviour={b}"] and 0.5 < said["rule"]["found"] <= 1
     (inner,) = said["inner"]
     assert (inner["kind"], inner["first"], inner["stop"]) == ("AtSteps", 2, 9)
     assert inner["inner"] == {"kind": "Shift", "ids": [3], "amounts": [5.0], "basis": inner["inner"]["basis"]}

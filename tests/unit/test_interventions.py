@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from core.artefacts import new_run
+from core.conditions import Condition, Where
 from core.contracts import Intervention, UserError
 from core.directions import Basis
 from core.interventions import (
@@ -176,7 +177,7 @@ def test_when_and_tally_go_by_each_row_s_clock() -> None:
 
     h, t = states(), torch.tensor([0, 1, 2, 3, 4])
     inner = AddVector(torch.ones(H, dtype=torch.float64))
-    tally = Tally((When((AtSteps(inner, 1, 4),), rule, (1,)),))  # type: ignore[arg-type]
+    tally = Tally((When((AtSteps(inner, 1, 4),), Where((Condition(behaviour=1),), rule=rule)),))  # type: ignore[arg-type]
     out = tally(h, t, ALL)
     want = (h[:, 0] > 0) & (t >= 1) & (t < 4)
     assert want.any() and torch.equal((out != h).any(-1), want)

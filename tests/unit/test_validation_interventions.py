@@ -11,6 +11,7 @@ import torch
 
 from agents.play import tensors
 from core.artefacts import Result
+from core.conditions import Condition
 from core.contracts import Step, UserError
 from core.interventions import AtSteps, Nullspace, Shift
 from core.stats import Estimate, band_of, benjamini_hochberg, not_met
@@ -264,8 +265,8 @@ def test_a_study_of_starts_where_a_coordinate_is_beyond_a_number_needs_no_behavi
 
 
 @pytest.mark.parametrize(("word", "said"), [
-    ("ica:1>3", "expected behaviour=ID, or, in quotes, a direction above or below a number"),
-    ("ica:1", "expected behaviour=ID, or, in quotes"),
+    ("ica:1>3", "expected behaviour=ID, or a direction above or below a number"),
+    ("ica:1", "expected behaviour=ID"),
     ("ica:1 above high", "'high' is no finite number"),
     ("ica:1 below nan", "'nan' is no finite number"),
     ("behaviour=x", "expected behaviour=ID"),
@@ -1011,7 +1012,11 @@ def basis_of(planted):
         ("swap 0 1 through memory", Hypothesis("swap", "planted", (0, 1), through="memory")),
         ("resample all", Hypothesis("resample", "planted", tuple(range(8)), everything=True)),
         ("collapse 1 when behaviour=2 behaviour=3 sufficient for x",
-         Hypothesis("collapse", "planted", (1,), behaviours=(2, 3), role="sufficient", event="x")),
+         Hypothesis("collapse", "planted", (1,), when=(Condition(2), Condition(3)), role="sufficient", event="x")),
+        ("shift 5 by +2 always when 3 above 1.5 planted:1 below -2 on value",
+         Hypothesis("shift", "planted", (5,), (2.0,), steps=None, on="value", when=(
+             Condition(direction=3, name="planted:3", bound=1.5),
+             Condition(direction=1, name="planted:1", side="below", bound=-2.0)))),
         ("shift 5 by +2 on prob:part_0 1 for 2 steps",
          Hypothesis("shift", "planted", (5,), (2.0,), steps=2, on="prob:part_0 1")),
         ("shift 5 by +2 always on prob:left", Hypothesis("shift", "planted", (5,), (2.0,), steps=None, on="prob:left")),
@@ -1021,6 +1026,24 @@ def test_hypotheses_in_words_and_back(planted, text, said):
     assert parse_hypothesis(text, basis_of(planted)) == [said]
     again = parse_hypothesis(said.name, basis_of(planted))
     assert again == [replace(said, role="", event="")]
+
+
+def test_a_hypothesis_of_a_coordinate_is_asked_of_the_starts_beyond_the_number(planted):
+    simulator, known = planted
+    name = f"{known.basis.kind}:0"
+    text = f"shift {name} by +2 always when {name} above 0.5 on value"
+    options = replace(STUDY, hypotheses=(text,), starts=40, controls=39, horizon=2)
+    found = study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), known.basis, options)
+    here = (known.basis.project(torch.from_numpy(found.arrays["h"]))[:, 0] > 0.5).numpy()
+    (claim,) = (c for c in found.notes["claims"] if c["headline"])
+    assert 0 < here.sum() < 40 and claim["n"] == here.sum() and claim["hypothesis"] == text
+    effect = found.arrays["observed/value@2"]
+    assert np.isnan(effect[..., ~here]).all() and np.isfinite(effect[..., here]).all()
+
+
+def test_an_edit_where_a_coordinate_is_beyond_a_number_needs_the_basis():
+    with pytest.raises(UserError, match="planted:3 above 1 is of a direction of a basis: give --basis"):
+        parse_edit_hypothesis("remove coin when planted:3 above 1", "coinrun")
 
 
 def test_hypotheses_name_directions_as_everything_does(planted):
@@ -1045,7 +1068,9 @@ def test_hypotheses_name_directions_as_everything_does(planted):
     ("text", "said"),
     [
         ("remove saw nearest when behaviour=6 on value",
-         EditHypothesis(Edit("remove", "saw", "nearest"), behaviours=(6,), on="value")),
+         EditHypothesis(Edit("remove", "saw", "nearest"), when=(Condition(6),), on="value")),
+        ("remove coin when planted:3 above 1",
+         EditHypothesis(Edit("remove", "coin"), when=(Condition(direction=3, name="planted:3", bound=1.0),))),
         ("move coin by 3 0 on prob:jump", EditHypothesis(Edit("move", "coin", by=(3.0, 0.0)), on="prob:jump")),
         ("add wall ahead 2 sufficient for jumps",
          EditHypothesis(Edit("add", "wall", ahead=(2.0, 0.0)), role="sufficient", event="jumps")),
@@ -1058,7 +1083,9 @@ def test_edits_are_lines_of_the_same_grammar(planted, text, said):
     basis = basis_of(planted)
     assert parse_edit_hypothesis(text, "coinrun", basis) == said
     assert parse_edit_hypothesis(said.name, "coinrun", basis) == replace(said, role="", event="")
-    assert said.change == " ".join(w for w in (said.edit.words, "when behaviour=6" * bool(said.behaviours)) if w)
+    assert said.change == " ".join(
+        w for w in (said.edit.words, *(["when", *(c.words for c in said.when)] if said.when else [])) if w
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from agents.record import repr_of
 from core import artefacts, config as cli
 from core.artefacts import Result
+from core.conditions import Condition, Where, parse_conditions
 from core.contracts import UserError
 from core.directions import Basis
 from core.episodes import StoreWriter
-from core.interventions import InterventionOptions, Shift, Tally, When, build, parse_when
+from core.interventions import InterventionOptions, Shift, Tally, When, build, nothing_altered
 from core.when import fit, load_rule
 from envs.planted import PlantedOptions, record_planted, spec_of
 
@@ -81,13 +83,13 @@ def test_only_inside_the_behaviour() -> None:
     states = torch.from_numpy(h[:200])
     everywhere, t = torch.ones(200, dtype=torch.bool), torch.zeros(200, dtype=torch.int64)
     told = rule(states)
-    out = When((shift, shift), rule, (1, 3))(states, t, everywhere)
+    out = When((shift, shift), Where((Condition(1), Condition(3)), rule=rule))(states, t, everywhere)
     inside = (told == 1) | (told == 3)
     assert 20 < int(inside.sum()) < 180
     assert torch.equal(out[~inside], states[~inside])
     # Told once, before anything is changed: the second one acts where the first one did.
     torch.testing.assert_close(out[inside, 0], states[inside, 0] + 10)
-    assert torch.equal(When((shift,), rule, (1,))(states, t, ~everywhere), states)
+    assert torch.equal(When((shift,), Where((Condition(1),), rule=rule))(states, t, ~everywhere), states)
 
 
 def test_a_tally_changes_nothing_and_remembers_where_something_was_changed() -> None:
@@ -139,13 +141,32 @@ def test_the_rule_of_one_episode_has_no_interval(tmp_path: Path) -> None:
 def test_build_wraps_everything_in_one_rule(labelled: tuple[Path, str]) -> None:
     root, agent = labelled
     (when,) = build(options(root, "behaviour=1", "behaviour=2", at_steps=("3", "5")), agent)
-    assert isinstance(when, When) and when.behaviours == (1, 2) and when.rule.facts["found"] > 0.9
+    assert isinstance(when, When) and when.where.conditions == (Condition(1), Condition(2))
+    assert when.where.rule is not None and when.where.rule.facts["found"] > 0.9
     h = torch.randn(4, 8) * 3
     assert torch.equal(when(h, torch.full((4,), 2), ALL), h)  # not at step 2
     given = options(root, "behaviour=1").inputs
     assert given == {"hidden_states": root / "hidden_states", "behaviours": root / "behaviours"}
     assert options(root).inputs == {"hidden_states": root / "hidden_states"}
     assert InterventionOptions(when=("behaviour=1",)).inputs == {}
+
+
+def test_a_coordinate_beyond_a_number_needs_no_behaviours(labelled: tuple[Path, str]) -> None:
+    root, agent = labelled
+    given = options(root, "neurons:2", "above", "0.5", "2 below -1", behaviours=Path("nowhere"))
+    assert given.inputs == {"hidden_states": root / "hidden_states"}
+    (when,) = build(given, agent)
+    assert isinstance(when, When) and [one.words for one in when.where.conditions] == [
+        "neurons:2 above 0.5", "neurons:2 below -1",
+    ]  # fmt: skip
+    h = torch.tensor([0.4, 0.6, -0.9, -1.1])[:, None].repeat(1, 8)
+    assert ((when(h, torch.zeros(4), ALL) != h).any(-1)).tolist() == [False, True, False, True]
+    assert repr_of(when)["conditions"] == ["neurons:2 above 0.5", "neurons:2 below -1"]
+    assert "never with 2 below -1 (--when)" in nothing_altered(options(root, "2 below -1"))
+    both = Where(parse_conditions(("behaviour=1", "0 above 9"), when.where.basis, "--when"), when.where.basis,
+                 load_rule(root / "behaviours", agent))  # fmt: skip
+    inside = Where((Condition(1),), rule=both.rule)(h)
+    assert torch.equal(both(h), inside) and set(both.to_json()) == {"conditions", "rule"}
 
 
 @pytest.mark.parametrize(
@@ -155,6 +176,10 @@ def test_build_wraps_everything_in_one_rule(labelled: tuple[Path, str]) -> None:
         (("behaviour=x",), "expected behaviour=ID"),
         (("behaviour=-1",), "expected behaviour=ID"),
         (("colour=1",), "expected behaviour=ID"),
+        (("neurons:0 above",), "--when 'neurons:0 above': expected behaviour=ID, or a direction above or below"),
+        (("ica:0 above 1",), "of another basis than neurons"),
+        (("neurons:8 above 1",), "direction neurons:8 does not exist"),
+        (("neurons:0 above inf",), "'inf' is no finite number"),
         (("behaviour=9",), "behaviour 9 does not exist; there are: 0, 1, 2, 3"),
     ],
 )
@@ -178,4 +203,4 @@ def test_more_refusals(labelled: tuple[Path, str], tmp_path: Path) -> None:
         file.write(" ")
     with pytest.raises(UserError, match="is gone or has changed; run behaviours again"):
         load_rule(tmp_path / "copy" / "behaviours", agent)
-    assert parse_when(("behaviour=3",)) == (3,)
+    assert parse_conditions(("behaviour=3",), None, "--when") == (Condition(behaviour=3),)

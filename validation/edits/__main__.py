@@ -23,6 +23,7 @@ import torch
 from analysis.shared.events import Event, parse_events
 from analysis.shared.live import LiveConfig
 from core import artefacts, config as cli
+from core.conditions import check_behaviours
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis, direction_ids, fingerprint, load_basis
 from core.when import Rule, load_rule
@@ -92,10 +93,7 @@ def parsed(
     for h in hypotheses:
         if hypotheses.count(h) > 1:
             raise UserError(f"edit {h.name!r} is there twice")
-        if h.behaviours and rule is None:
-            raise UserError(f"edit {h.name!r} speaks of a behaviour: give --behaviours")
-        if rule is not None:
-            rule.check(h.behaviours)
+        check_behaviours(h.when, rule, f"edit {h.name!r}")
         if h.role and config.simulator is None:
             raise UserError(f"edit {h.name!r}: '{h.role} for' needs a simulator; say 'on event:{h.event}'")
     events: tuple[Event, ...] = ()

@@ -18,6 +18,7 @@ from torch import Tensor
 from analysis.shared.edit_starts import collect, fits, why_not
 from analysis.shared.events import Event
 from core.artefacts import Result
+from core.conditions import Where
 from core.contracts import Agent, UserError
 from core.directions import Basis
 from core.interventions import AtSteps, Resample
@@ -87,13 +88,13 @@ def study(
     env = drawer = None
 
     def about(h_H: np.ndarray) -> list[bool]:
-        return [_inside(h, torch.from_numpy(h_H)[None].to(device), rule)[0] for h in options.hypotheses]
+        return [_inside(h, torch.from_numpy(h_H)[None].to(device), basis, rule)[0] for h in options.hypotheses]
 
     try:
         starts = collect(
             agent, collector, [h.edit for h in options.hypotheses], options.starts, initial_frames=frames,
             latest=options.latest, seed=options.seed, greedy=options.greedy, device=device,
-            about=about if any(h.behaviours for h in options.hypotheses) else None,
+            about=about if any(h.when for h in options.hypotheses) else None,
         )  # fmt: skip
         env, drawer = make(len(starts)), make(len(starts))
         shape = (len(starts), options.horizon + 1, spec.n_actions)
@@ -110,11 +111,10 @@ def study(
                 one.close()
 
 
-def _inside(h: EditHypothesis, h_NH: Tensor, rule: Rule | None) -> list[bool]:
-    """Which of these hidden states are in the behaviours that a hypothesis is about."""
-    if not h.behaviours or rule is None:
-        return [True] * len(h_NH)
-    return [b in h.behaviours for b in rule(h_NH).tolist()]
+def _inside(h: EditHypothesis, h_NH: Tensor, basis: Basis | None, rule: Rule | None) -> list[bool]:
+    """Which of these hidden states a hypothesis is about."""
+    held: list[bool] = Where(h.when, basis, rule)(h_NH).tolist() if h.when else [True] * len(h_NH)
+    return held
 
 
 def _asked(
@@ -130,7 +130,7 @@ def _asked(
     for h in options.hypotheses:
         if h.change in fixed:
             continue
-        here = _inside(h, h_NH, rule)
+        here = _inside(h, h_NH, measures.basis, rule)
         of = fixed[h.change] = [fits(h.edit, s) if on else None for s, on in zip(starts.states, here, strict=True)]
         if (n := sum(e is not None for e in of)) < verdicts.LEAST_STARTS:
             why = why_not(h.edit, (s for s, on in zip(starts.states, here, strict=True) if on))

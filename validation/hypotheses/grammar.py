@@ -1,6 +1,6 @@
 """What a study changes: hypotheses in words, the interventions they are, and the random controls of each.
 
-    KIND DIRECTIONS [for N steps | always] [through memory | world] [when behaviour=ID ...]
+    KIND DIRECTIONS [for N steps | always] [through memory | world] [when CONDITION ...]
                     [matched NAME ...] [necessary for EVENT | sufficient for EVENT] [on QUANTITY [as NUMBER]]
 
     shift ica:5 by +2        add 2 to direction ica:5 (several: shift ica:5=2 ica:9=-1)
@@ -25,9 +25,12 @@ memory``: the world answers with the actions of the unaltered run, so that the c
 world``: the agent forgets the change once it has acted on it, so that only its action carries it on (path patching;
 Goldowsky-Dill et al. 2023, arXiv:2304.05969).
 
+CONDITION is ``behaviour=3``, ``ica:1 above 3`` or ``ica:1 below -2`` (core.conditions): the change is made only at
+steps, and asked only of starts, whose hidden state before it says so; of several any may hold.
+
 An edit of the real game is a line of the same grammar, in the words of envs/procgen_edits.py:
 
-    EDIT [through pixels | world] [since episode] [when behaviour=ID ...]
+    EDIT [through pixels | world] [since episode] [when CONDITION ...]
          [necessary for EVENT | sufficient for EVENT] [on QUANTITY]
 
     remove saw nearest when behaviour=6 on value        move coin by 3 0 on prob:right        add wall ahead 2
@@ -50,10 +53,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from core.conditions import Condition, Where, parse_conditions
 from core.config import nearest
 from core.contracts import Intervention, UserError
 from core.directions import Basis, direction_ids, direction_of, name_of
-from core.interventions import AtSteps, Nullspace, Resample, Shift, Swap, When, parse_when
+from core.interventions import AtSteps, Nullspace, Resample, Shift, Swap, When
 from core.when import Rule
 from envs.procgen_edits import PICTURELESS, VERBS, Edit, parse_edit
 from validation.hypotheses.changes import KeepOnly, PutCode, Redirect
@@ -100,7 +104,7 @@ class Hypothesis:
     amounts: tuple[float, ...] = ()  # shift
     steps: int | None = 1  # None: always
     through: str = ""
-    behaviours: tuple[int, ...] = ()  # only inside them
+    when: tuple[Condition, ...] = ()  # only where one of these holds
     role: str = ""  # necessary or sufficient ...
     event: str = ""  # ... for this event
     clean: str = ""  # patch: the event that tells the classes
@@ -128,7 +132,7 @@ class Hypothesis:
             words.append("always" if self.steps is None else f"for {self.steps} steps")
         if self.through:
             words.append(f"through {self.through}")
-        words += _when(self.behaviours)
+        words += _when(self.when)
         words += ["matched", *self.matched] if self.matched else []
         if self.on:
             words.append(f"on {self.on}")
@@ -170,7 +174,8 @@ class Hypothesis:
     ) -> Intervention:
         """The intervention, at the steps it is made; ``other_IH``: redirected into that frame.
 
-        donors_NH: the states that resample and patch take their values from; rule: tells the behaviours of ``when``.
+        donors_NH: the states that resample and patch take their values from; rule: tells the
+        behaviours of ``when`` (None: it has none).
         """
         inner: Any
         if self.codes:
@@ -195,10 +200,8 @@ class Hypothesis:
             inner = Resample(basis, self.ids, donors_NH)
         if other_IH is not None:
             inner = Redirect(inner, basis, own_frame(basis, self.ids), other_IH)
-        if self.behaviours:
-            if rule is None:
-                raise ValueError("a change inside a behaviour needs the rule that tells it")
-            inner = When((inner,), rule, self.behaviours)
+        if self.when:
+            inner = When((inner,), Where(self.when, basis, rule))
         return AtSteps(inner, 0, self.steps)
 
 
@@ -225,7 +228,7 @@ class EditHypothesis:
     edit: Edit
     through: str = ""  # pixels or world
     since: str = "start"  # or episode
-    behaviours: tuple[int, ...] = ()  # only at starts inside them
+    when: tuple[Condition, ...] = ()  # only at starts where one of these holds
     role: str = ""
     event: str = ""
     on: str = ""
@@ -236,7 +239,7 @@ class EditHypothesis:
     @property
     def change(self) -> str:
         """The edit and the starts that it is about, in words."""
-        return " ".join([self.edit.words, *_when(self.behaviours)])
+        return " ".join([self.edit.words, *_when(self.when)])
 
     @property
     def name(self) -> str:
@@ -244,12 +247,12 @@ class EditHypothesis:
         words = [self.edit.words]
         words += [f"through {self.through}"] if self.through else []
         words += ["since episode"] if self.since == "episode" else []
-        words += _when(self.behaviours)
+        words += _when(self.when)
         return " ".join([*words, f"on {self.on}"] if self.on else words)
 
 
-def _when(behaviours: Sequence[int]) -> list[str]:
-    return ["when " + " ".join(f"behaviour={b}" for b in behaviours)] if behaviours else []
+def _when(conditions: Sequence[Condition]) -> list[str]:
+    return ["when " + " ".join(one.words for one in conditions)] if conditions else []
 
 
 class _Said(NamedTuple):
@@ -308,6 +311,7 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
     if kind != "patch" and "matched" in found:
         raise UserError(f"{where}: matched is for patch, which takes the values of other starts")
     _name_direction(found, basis, where)
+    found["when"] = parse_conditions(found.get("when", ()), basis, f"{where}: when")
     if "says" in found and "on" not in found:
         raise UserError(f"{where}: 'as {found['says']:g}' says what a quantity becomes; name it: on QUANTITY as NUMBER")
     out = Hypothesis(kind, basis.kind, tuple(ids), tuple(amounts), everything=everything, codes=codes, **found)
@@ -350,7 +354,8 @@ def parse_edit_hypothesis(text: str, game: str, basis: Basis | None = None) -> E
     if "steps" in found:
         raise UserError(f"{where}: an edit lasts until its level ends; leave out 'for N steps' and 'always'")
     if "clean" in found or "matched" in found:
-        raise UserError(f"{where}: 'clean EVENT' is for patches of the hidden state; say 'when behaviour=ID', which "
+        raise UserError(f"{where}: 'clean EVENT' is for patches of the hidden state; say 'when behaviour=ID', or "
+                        "'when DIRECTION above NUMBER', which "
                         "tells the starts that an edit is about")  # fmt: skip
     through = found.get("through", "")
     if through not in ("", *WAYS):
@@ -364,6 +369,9 @@ def parse_edit_hypothesis(text: str, game: str, basis: Basis | None = None) -> E
         raise UserError(f"{where}: '{found['role']} for' is compared with what was foretold, the whole edit at the "
                         f"start; say 'on event:{found['event']}'")  # fmt: skip
     _name_direction(found, basis, where)
+    found["when"] = parse_conditions(found.get("when", ()), basis, f"{where}: when")
+    if basis is None and any(one.behaviour is None for one in found["when"]):
+        raise UserError(f"{where}: {found['when'][0].words} is of a direction of a basis: give --basis")
     return EditHypothesis(edit, **found)
 
 
@@ -451,11 +459,13 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
         if head == "matched":
             put("matched", tuple(some))
         else:
-            put("behaviours", parse_when(some))
+            parse_conditions(some, None, f"{where}: when")
+            put("when", tuple(some))
         return rest
     raise UserError(
         f"{where}: cannot read {' '.join(words)!r}; after the change may come: for N steps, always, through memory, "
-        "through world, (of edits) through pixels, since episode, when behaviour=ID, necessary for EVENT, sufficient "
+        "through world, (of edits) through pixels, since episode, when behaviour=ID, when "
+        "DIRECTION above (or below) NUMBER, necessary for EVENT, sufficient "
         f"for EVENT, clean EVENT, matched NAME, on QUANTITY ({', '.join(QUANTITIES)}, or a direction)"
     )
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from analysis.shared.events import Event, Rows
+from core.conditions import Where
 from core.contracts import Intervention, UserError
 from core.directions import Basis
 from core.when import Rule
@@ -67,7 +68,6 @@ class Bench:
         """Donors and starts of every hypothesis and its control.  Where a class of starts is to be told (patch), the
         unaltered course tells it: the real world's, where it is asked."""
         n = len(self.starts)
-        label_N = None if self.rule is None else self.rule(self.starts.h_NH).cpu().numpy()
         now = {e.name: e for e in events}
         course = (self.real or self.predictor).run() if any(h.clean for h in hypotheses) else None
         cycle = rng.permutation(n)
@@ -77,9 +77,8 @@ class Bench:
         for h in hypotheses:
             key = h.control or h
             on_N = np.ones(n, bool)
-            if h.behaviours:
-                assert label_N is not None
-                on_N = np.isin(label_N, h.behaviours)
+            if h.when:
+                on_N = Where(h.when, self.basis, self.rule)(self.starts.h_NH).cpu().numpy()
             if h.kind == "resample":
                 self.donors[h] = self.donors[key] = another_N
             if h.kind == "patch":

@@ -11,6 +11,7 @@ import numpy as np
 from analysis.shared.events import Event, parse_events
 from core import config as cli
 from core.artefacts import Result
+from core.conditions import check_behaviours, parse_conditions
 from core.config import nearest
 from core.contracts import EnvSpec, UserError
 from core.directions import Basis, direction_of
@@ -21,7 +22,7 @@ from envs.registry import renewed
 from validation.hypotheses.grammar import Claim, Hypothesis, check_events, parse_hypothesis
 from validation.interventions.bench import AGE
 from validation.interventions.controls import FEWEST
-from validation.interventions.start_when import check_words, where_started
+from validation.interventions.start_when import FLAG, where_started
 from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import is_late
 from validation.paired.limits import CutShort
@@ -99,7 +100,7 @@ def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
     if not 0 < min(options.smallest) < np.inf:
         raise UserError("--smallest takes two sizes above 0: in spreads of a quantity, and as a share of events")
     cli.require(0, seed=options.seed)
-    check_words(options.start_when)
+    parse_conditions(options.start_when, None, FLAG)
     require_permutations(options.starts, ALPHA)
     if options.hypotheses and options.always:
         raise UserError(
@@ -153,9 +154,6 @@ def parse_study(
             if name not in (AGE, *truth):
                 raise UserError(f"hypothesis {h.name!r}: matched {name}: no such column{nearest(name, [AGE, *truth])}; "
                                 f"there are: {', '.join([AGE, *truth])}")  # fmt: skip
-        if h.behaviours and rule is None:
-            raise UserError(f"hypothesis {h.name!r} speaks of a behaviour: give --behaviours")
-        if rule is not None:
-            rule.check(h.behaviours)
+        check_behaviours(h.when, rule, f"hypothesis {h.name!r}")
     where_started(options.start_when, basis, rule)
     return hypotheses, events

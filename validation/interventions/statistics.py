@@ -503,14 +503,14 @@ def points_of(hypotheses: Sequence[Hypothesis], all_kinds: bool) -> list[Point]:
     out: dict[str, Point] = {}
     rest: list[Point] = []
     for g, h in enumerate(hypotheses):
-        plain = h.kind == "shift" and h.direction is not None and not (h.through or h.behaviours)
+        plain = h.kind == "shift" and h.direction is not None and not (h.through or h.when)
         plain &= h.steps == 1 or not all_kinds
         if plain and not h.is_nothing:
             name = h.directions[0]
             point = out.setdefault(name, Point(name, {}, "per unit of the direction", h.ids, name))
             point.weights[g] = h.amounts[0]
         elif all_kinds and h.kind != "keep_only" and not h.is_nothing:
-            like = (h.kind, h.amounts, h.steps, h.through, h.behaviours, h.clean, h.side)
+            like = (h.kind, h.amounts, h.steps, h.through, h.when, h.clean, h.side)
             rest.append(Point(h.name, {g: 1.0}, "", h.ids, h.direction, like))
     slopes = []
     for point in out.values():

@@ -254,7 +254,7 @@ class Live:
             raise UserError("no directions were fitted, so nothing can be changed along one; see the view Directions")
         basis = next((b for kind, b in self.bases.items() if re.search(rf"\b{kind}:", asked.change)), self.basis)
         (hypothesis, *more) = parse_hypothesis(asked.change, basis)
-        if more or hypothesis.behaviours:
+        if more or hypothesis.when:
             raise UserError("say 'resample' with another start in place of 'patch'; 'when' is for studies")
         donors = None
         if hypothesis.kind == "resample":
@@ -337,7 +337,7 @@ class Live:
         if drawn.editable is None:
             raise UserError(f"edits are of Procgen's states; this agent's world is {self.simulator.world.spec.env_id}")
         hypothesis = parse_edit_hypothesis(asked.edit, self.game)
-        if hypothesis.since == "episode" or hypothesis.behaviours:
+        if hypothesis.since == "episode" or hypothesis.when:
             raise UserError("'since episode' and 'when' are for studies: python -m validation.edits")
         start = _one(drawn.editable, row)
         fixed = edit_starts.fits(hypothesis.edit, start.states[0])
