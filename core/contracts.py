@@ -185,6 +185,16 @@ class EnvSpec:
             out.setdefault(stands_for.get(name, name), []).append(i)
         return out
 
+    def distinct_choices(self) -> list[list[int]]:
+        """Ids of what each part of an action can do, part after part: those of ``same_actions`` together, every other
+        one by itself.  Of a world whose actions have one part: of ``distinct_actions``."""
+        part_A = [part for part, count in enumerate(self.parts) for _ in range(count)]
+        out: dict[tuple[int, str], list[int]] = {}
+        for name, ids in self.distinct_actions().items():
+            for i in ids:
+                out.setdefault((part_A[i], name), []).append(i)
+        return sorted(out.values(), key=lambda ids: part_A[ids[0]])
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

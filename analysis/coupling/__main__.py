@@ -9,7 +9,8 @@ For every behaviour b and lag k, over steps T that belong to b:
   share only the clock do not count; its null pairs the sources of one episode with the targets of another;
 - Jacobian J[i, j] = mean of dc_j(T) / dc_i(T-k) in the simulator: direct, along the agent's memory with all its
   actions held, and through the world, with the actions enumerated (discrete_paths.py: what every action at a
-  step leads to, times how i moves its probability); whole = direct + through the world.
+  step leads to, times how i moves its probability; of actions of several parts, every choice of each part); whole =
+  direct + through the world.
 
 For comparison the whole is taken straight through the actions too, as autograd has it.  What a simulator does between
 two actions no training constrains, so that number may be anything; an effect of the enumerated actions counts as an

@@ -15,17 +15,26 @@ Q_t    y when the simulator is given action a at t.  Before t nothing is altered
 
 What is left of the effect of x is direct: the derivative with all actions held, which is the memory's alone.
 
+Where an action has several parts, the policy chooses each by itself, pi_t(a) = prod_p pi_tp(a_p), and by the product
+rule the sum over whole actions is a sum over the choices of one part at a time,
+
+    sum over a of  d pi_t(a) / dx  Q_t(a)  =  sum over parts p and choices a_p of  d pi_tp(a_p) / dx  E Q_t(a_p, others)
+
+with the other parts drawn as the agent draws them.  So one choice of one part is forced at a step, and the others stay
+as the rollout has them, under the same Gumbel noise: as many branches as there are choices, not combinations of them.
+
 Which derivative this is.  The term of step t is the derivative, exactly, of the mean of y when that one action is drawn
 from pi_t(x) and the rest is as above.
 - A rollout whose actions were drawn (Gumbel noise): direct part + sum is an unbiased estimate of the derivative of the
   expectation of y under the softmax policy, given where the rollout starts and the world's noise.  It is the policy
   gradient with all actions summed over (Sutton et al. 2000, "Policy gradient methods for reinforcement learning with
   function approximation", theorem 1; Ciosek & Whiteson 2018, arXiv:1801.03326).
-- A modal rollout (no noise): the softmax at one step at a time, the likeliest action at all others.  The derivative of
-  the greedy agent itself would be 0 nearly everywhere, as a small change of the logits leaves the largest the largest.
+- A modal rollout (no noise): the softmax at one step (and part) at a time, the likeliest action at all others.  The
+  derivative of the greedy agent itself would be 0 nearly everywhere, as a small change of the logits leaves the largest
+  the largest.
 
-B rollouts of steps 0 .. T, S source steps, G groups of actions that do the same, X directions of a change, Y numbers
-read; other axes as in core.contracts.
+B rollouts of steps 0 .. T, S source steps, G groups of actions (of choices of one part) that do the same, X directions
+of a change, Y numbers read; other axes as in core.contracts.  Groups: ``EnvSpec.distinct_choices``.
 """
 
 from __future__ import annotations
@@ -38,7 +47,7 @@ from torch import Tensor
 
 from analysis.shared.gradients import row_gradients
 from core.contracts import Agent
-from core.roll import Acted, Moment, Noise, Simulator, after, decide, go_on, one_hot, rows_of_noise
+from core.roll import Acted, Moment, Noise, Place, Simulator, after, decide, go_on, hot, probabilities, rows_of_noise
 from core.trees import Tree, detached, rows_of
 
 ROUNDING = 100  # rounding errors, of the largest y, that two runs of the same actions may differ by
@@ -65,10 +74,13 @@ def _open(agent: Agent, h_BH: Tensor, seen: Tree, state: Tree, t_B: Tensor) -> A
     return decide(agent, seen, state, t_B, (lambda _h, _t, _mask: h_BH,))
 
 
-def policy_slopes(acted_T: Sequence[Acted], sources: Sequence[int], groups: Sequence[Sequence[int]]) -> Tensor:
+def policy_slopes(
+    acted_T: Sequence[Acted], sources: Sequence[int], groups: Sequence[Sequence[int]], parts: Sequence[int]
+) -> Tensor:
     """d pi_t(group) / d h at every source step, float [B, S, T, G, H]; 0 for steps before the source.
 
-    acted: of ``along_memory``.  A group's probability is the sum of its actions'.
+    acted: of ``along_memory``.  A group's probability is the sum of its actions' (in the softmax of its part).
+    parts: ``EnvSpec.parts``, the choices of each part of an action.
     """
     b, hidden = acted_T[0].h_BH.shape
     out = acted_T[0].h_BH.new_zeros(b, len(sources), len(acted_T), len(groups), hidden)
@@ -76,7 +88,7 @@ def policy_slopes(acted_T: Sequence[Acted], sources: Sequence[int], groups: Sequ
         reached = [n for n, source in enumerate(sources) if source <= t]
         if not reached:
             continue
-        p_BA = acted.logits_BA.softmax(-1)
+        p_BA = probabilities(acted.logits_BA, parts)
         of_groups = [p_BA[:, list(ids)].sum(1) for ids in groups]
         before = [acted_T[sources[n]].h_BH for n in reached]
         for g, grads in enumerate(row_gradients(of_groups, before, keep=True)):
@@ -96,9 +108,9 @@ def forced_changes(
 ) -> Tensor:
     """Q_t(group) - y: what every later reading changes by when an action of the group is forced at step t.
 
-    float [B, T, G, T+1, Y] (forced at t < T, read at u <= T): 0 for u <= t, and for the group of the action taken.
-    The first action of a group is forced for all of it.  A branch goes on after an end of the episode, as
-    rollouts of a simulator do; ``alive_B`` may be read too.
+    float [B, T, G, T+1, Y] (forced at t < T, read at u <= T): 0 for u <= t, and for the groups of the action taken.
+    The first action of a group is forced for all of it, with the other parts of an action as they were.  A branch goes
+    on after an end of the episode, as rollouts of a simulator do; ``alive_B`` may be read too.
 
     moments: T + 1 of one roll; noise: the roll's.  read: a step -> [N, Y].  rows: branches run side by side.
     """
@@ -106,15 +118,16 @@ def forced_changes(
     b, steps, y = len(y_BUY), len(moments) - 1, y_BUY.shape[-1]
     change = y_BUY.new_zeros(b, steps, len(groups), steps + 1, y)
     first_G = torch.tensor([ids[0] for ids in groups], device=y_BUY.device)
+    parts = simulator.agent.spec.parts
     for t in range(steps):
-        taken, place = moments[t].action, after(moments[t])
-        taken_BG = torch.stack([torch.isin(taken, taken.new_tensor(ids)) for ids in groups], 1)
+        taken_BP, place = ids_of(moments[t].action, parts), after(moments[t])
+        taken_BG = torch.stack([torch.isin(taken_BP, taken_BP.new_tensor(ids)).any(1) for ids in groups], 1)
         for which_N in (~taken_BG).nonzero().split(rows):
-            if not len(which_N):  # a single group
+            if not len(which_N):  # a single group of each part
                 continue
             b_N, g_N = which_N.unbind(1)
-            forced = one_hot(first_G[g_N], simulator.agent.spec.parts, place.action_BA)
-            begin = rows_of(place, b_N)._replace(action_BA=forced)
+            begin: Place = rows_of(place, b_N)
+            begin = begin._replace(action_BA=with_choice(begin.action_BA, first_G[g_N], parts))
             draws = None if noise is None else [rows_of_noise(draw, b_N) for draw in noise[t + 1 :]]
             branch = go_on(simulator.agent, simulator.world, begin, noise=draws, steps=steps - t - 1)
             for u, moment in enumerate(branch, t + 1):
@@ -124,10 +137,23 @@ def forced_changes(
     return torch.where(change.abs() <= least, 0.0, change)
 
 
+def ids_of(action: Tensor, parts: Sequence[int]) -> Tensor:
+    """Actions int64 [B], or [B, P] of several parts, as ids of what each part does, int64 [B, P]."""
+    first_P = [sum(parts[:p]) for p in range(len(parts))]
+    return action.reshape(len(action), -1) + action.new_tensor(first_P)
+
+
+def with_choice(action_BA: Tensor, id_B: Tensor, parts: Sequence[int]) -> Tensor:
+    """Actions, one-hot [B, A], in which the part of the choice with this id, int64 [B], does that."""
+    part_A = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(parts)).to(id_B.device)
+    forced_BA = part_A == part_A[id_B][:, None]
+    return torch.where(forced_BA, hot(id_B, len(part_A), action_BA), action_BA)
+
+
 def through_world(slope_BSTGX: Tensor, change_BTGUY: Tensor) -> Tensor:
     """The effect of every x at every source step on every y at every step u, float [B, S, U, X, Y].
 
     slope: d pi_t(group) / dx, ``policy_slopes`` along directions; change: ``forced_changes``, which may count y from
-    any value that is the same for all groups, because probabilities add up to 1.
+    any value that is the same for all groups of a part, because probabilities add up to 1.
     """
     return torch.einsum("bstgx,btguy->bsuxy", slope_BSTGX, change_BTGUY)

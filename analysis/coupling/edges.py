@@ -215,6 +215,11 @@ def _distinct(result: Result) -> str:
     """Which actions were tried, and what counts as one."""
     groups = result.notes["actions"]
     said = f"{len(groups)} different actions were tried"
+    if parts := result.notes.get("parts"):
+        said = (
+            f"An action has {len(parts)} parts ({', '.join(parts)}): their {len(groups)} different choices were tried, "
+            "one at a time, with the other parts as they were"
+        )
     alike = [f"{' = '.join(names)}" for names in groups if len(names) > 1]
     ended = result.scalars["branches_ended"]["value"]
     return (

@@ -45,9 +45,12 @@ class Coupling(NamedTuple):
     samples: np.ndarray  # [behaviours], Jacobians
     sample_episodes: np.ndarray
     ended: float  # share of tried actions after which the simulated episode ends before T
-    actions: Sequence[Sequence[str]]  # what was enumerated: the names of those that do the same, together
+    actions: Sequence[
+        Sequence[str]
+    ]  # what was enumerated: names of those (choices of a part) that do the same, together
     kinds: Kinds | None = None  # of the behaviours, by their whole Jacobians
     extremes: Extremes | None = None  # None: not asked for
+    parts: Sequence[str] = ()  # of an action, where it has several
 
 
 class Effect(NamedTuple):
@@ -162,7 +165,7 @@ def couple(
     shape = (len(behaviours), len(lags), k, k)
     r = correlate(observed, behaviours, lags, config.permutations, config.resamples, rng, config.alpha)
     place, unit_M, stops, extreme = planned
-    groups = list(simulator.world.spec.distinct_actions().values())
+    groups = simulator.world.spec.distinct_choices()
     later = [at for at, lag in enumerate(lags) if lag]  # at the same step a Jacobian is the basis's, no effect
     lagged = [lags[at] for at in later]
     direct, world, straight, ended = _planned_jacobians(simulator, place, basis, lagged, groups, config, jacobians)
@@ -200,10 +203,8 @@ def couple(
             straight_through[path][b, later] = mean_over_episodes(effect, unit_M[mine]).mean(0).reshape(part)
     others = np.random.default_rng([config.seed, 2])  # what was computed before these stays as it was
     alike = kinds(of_units, units, config.alpha, config.permutations, others)
-    given = None
-    if config.extremes:
-        of_extreme = per_sample[""], unit_M, stops[len(behaviours) :], extreme, later
-        given = _at_extremes(observed, of_extreme, shape[1:], config, others)
+    of_extreme = per_sample[""], unit_M, stops[len(behaviours) :], extreme, later
+    given = _at_extremes(observed, of_extreme, shape[1:], config, others) if config.extremes else None
     return Coupling(
         correlation=r["correlation"],
         p_correlation=r["p"],
@@ -221,6 +222,7 @@ def couple(
         actions=[[simulator.world.spec.action_names[i] for i in ids] for ids in groups],
         kinds=alike,
         extremes=given,
+        parts=tuple(simulator.world.spec.action_parts),
     )
 
 

@@ -38,20 +38,21 @@ def jacobians(
     as rollouts do.
 
     begin: where step T - max(lags) - 1 left world and agent, or latents [B, Z], with T = max(lags).  c are the
-    coordinates of the basis; a source moves h along its lifted direction.  groups: ids of actions that
-    do the same; None: every one by itself.
+    coordinates of the basis; a source moves h along its lifted direction.  groups: ids of actions (of choices
+    of one part, where they have several) that do the same; None: every one by itself.
 
     One forward pass serves all three.  Backward, a pass a target over all samples at once: a pass batched over the
     targets too costs as much arithmetic and more memory (benchmarks/analysis_jacobian.py).  Memory and probabilities
     need none through the world: with the actions held, the agent's cells on the frames there are.
     """
+    parts = simulator.agent.spec.parts
     groups = [[i] for i in range(simulator.agent.spec.n_actions)] if groups is None else groups
     longest = max(lags)
     moments = unrolled(simulator, begin, longest)
     straight = _columns([m.h_BH for m in moments], basis, lags)
     moments = [_detached(m) for m in moments]
     acted = along_memory(simulator.agent, moments)
-    slope = basis.pullback(policy_slopes(acted[:-1], [longest - lag for lag in lags], groups))
+    slope = basis.pullback(policy_slopes(acted[:-1], [longest - lag for lag in lags], groups, parts))
     direct = _columns([a.h_BH for a in acted], basis, lags)
 
     def read(moment: Moment) -> Tensor:
@@ -62,7 +63,7 @@ def jacobians(
     rows = min(MOST_ROWS, len(moments[0].alive_B) * (longest + 1))
     change = forced_changes(simulator, moments, read, groups, rows=rows)[:, :, :, -1:]
     world = through_world(slope, change[..., :-1])[:, :, 0]
-    ended = change[..., 0, -1].abs().sum((1, 2)) / (longest * max(1, len(groups) - 1))
+    ended = change[..., 0, -1].abs().sum((1, 2)) / (longest * max(1, len(groups) - len(parts)))
     return {"direct": direct, "through_world": world, "straight_through": straight, "ended": ended}
 
 

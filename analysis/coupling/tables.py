@@ -50,6 +50,8 @@ def assemble(
         "correlated": f"coordinates {SAID}",
         "actions": [list(names) for names in coupling.actions],
     }
+    if coupling.parts:
+        result.notes["parts"] = list(coupling.parts)
     result.scalar(
         "branches_ended", coupling.ended, "share of enumerated actions after which the simulated episode ends before T"
     )

@@ -15,6 +15,8 @@ import torch
 from agents.adopted import build, save_adopted
 from agents.play import LiveWorld, likeliest
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
+from analysis.coupling import __main__ as coupling
+from analysis.shared.directions import fit_pca
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, Field, Step, UserError, VecEnv
 from core.directions import fingerprint
@@ -325,6 +327,41 @@ def test_another_agent_in_its_folder_is_noticed(corridor: Path, tmp_path: Path) 
     shutil.rmtree(path / "agent")
     with pytest.raises(cli.UserError, match="no such run directory"):
         load_simulator(path)
+
+
+@pytest.fixture(scope="module")
+def dreams(corridor: Path) -> Path:
+    """samples/ of the corridor's simulator, 48 rollouts of 6 steps, and hidden_states/, two directions of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(corridor / "data"))
+        stage(record_samples, "RecordSamplesConfig", "--simulator", corridor / "simulator", "--rollouts",
+              corridor / "rollouts", "--threads", 1, "--samples", 48, "--steps", 6, "--out",
+              corridor / "samples")  # fmt: skip
+    with (RolloutStore(corridor / "samples") as store,
+          artefacts.new_run(corridor / "hidden_states", "hidden_states", {}) as run):  # fmt: skip
+        fit_pca(store.pooled("h")[0]["h"], 2, store.manifest["facts"]["agent"]).save(run.path)
+    return corridor
+
+
+def test_couplings_through_actions_of_several_parts(
+    dreams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every choice of each part is tried, and it says so."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(dreams / "data"))
+    out = tmp_path / "coupling"
+    stage(coupling, "CouplingConfig", "--simulator", dreams / "simulator", "--samples", dreams / "samples",
+          "--hidden_states", dreams / "hidden_states", "--basis_kind", "pca", "--behaviours", "none", "--threads", 1,
+          "--lags", 1, 2, "--samples_per_behaviour", 16, "--permutations", 99,
+          "--resamples", 99, "--out", out)  # fmt: skip
+    result = artefacts.Result.load(out)
+    assert result.notes["actions"] == [["back"], ["stay"], ["on"], ["dark"], ["light"]]
+    assert result.notes["parts"] == ["step", "switch"]
+    a = result.arrays
+    whole = a["jacobian_agent_only"] + a["jacobian_through_world"]
+    np.testing.assert_allclose(a["jacobian"], whole, atol=1e-6)
+    assert np.isfinite(a["jacobian"][0, :]).all() and (a["jacobian_through_world"] != 0).any()
+    said = (out / "edges.md").read_text()
+    assert "An action has 2 parts (step, switch): their 5 different choices were tried, one at a time" in said
 
 
 def test_what_cannot_be_simulated_is_said_before_anything_is_written(

@@ -126,6 +126,8 @@ def test_the_page_reads_by_strength_and_keeps_a_name_in_its_cell() -> None:
     assert [row.split(" | ")[0] for row in rows] == ["| ica:0 at t-2 raises ica:1", "| ica:0 at t-2 lowers ica:2"]
     assert "behaviour 5 (jumps \\| pits)" in rows[0] and "0.51 [0.41, 0.61] | 0.505 | 0.5* | 0.01 | 0.005 |" in rows[0]
     assert "2 different actions were tried (none = key_d); after 1.2 % of them the simulated episode ends" in text
+    result.notes["parts"] = ["move", "jump"]
+    assert "An action has 2 parts (move, jump): their 2 different choices were tried, one at a time" in page(result)
     assert rows[0].count("agree") == 1 and rows[1].count("differ") == 1 and "ica:1 at t-2 raises ica:1" in own
     assert "Note: behaviour 7 has no episodes." in text
     result.tables["edges"] *= MOST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from agents.recurrent import AgentConfig, RecurrentAgent
 from analysis.coupling.discrete_paths import along_memory, forced_changes, policy_slopes, through_world
 from core.contracts import EnvSpec, Field, Shown
 from core.interventions import AddVector, AtSteps
-from core.roll import Acted, Moment, Noise, Simulator, one_hot
+from core.roll import Acted, Moment, Noise, Simulator, gumbel, one_hot
 from core.trees import Tree
 from envs.planted import PlantedModel, PlantedOptions, TwinModel, planted_simulator
 from envs.planted_truth import truth
@@ -42,6 +43,25 @@ def learned() -> Simulator[RSSMWorld]:
     return simulator
 
 
+@pytest.fixture(scope="module")
+def in_parts() -> Simulator[RSSMWorld]:
+    """A learned simulator whose actions have two parts, of two and three choices."""
+    torch.manual_seed(1)
+    spec = EnvSpec(
+        env_id="other/world", obs={"x": Field(shape=(3,), dtype="float32")}, action_names=("a", "b", "x", "y", "z"),
+        action_parts={"go": 2, "do": 3}, slots=1,
+    )  # fmt: skip
+    agent = RecurrentAgent(AgentConfig(encoder="mlp", embedding_size=6, hidden_size=4), spec)
+    torch.nn.init.normal_(agent.policy.weight, std=2.0)
+    sizes = {"deterministic_size": 12, "hidden_size": 16, "groups": 3, "classes": 4, "depth": 2, "latent_size": 6}
+    simulator = simulator_of(ModelConfig(head_layers=1, **sizes), agent)
+    for p in simulator.world.decoder.parameters():
+        p.data.mul_(4)
+    for part in (agent, simulator.world):
+        part.double().eval().requires_grad_(False)
+    return simulator
+
+
 def effects(
     simulator: Simulator[Any],
     z: Tensor,
@@ -54,7 +74,7 @@ def effects(
     with torch.no_grad():
         moments = list(simulator.roll(z, steps=steps, noise=noise))
     acted = along_memory(simulator.agent, moments)
-    slope = policy_slopes(acted[:-1], range(steps), groups)
+    slope = policy_slopes(acted[:-1], range(steps), groups, simulator.agent.spec.parts)
     change = forced_changes(simulator, moments, lambda moment: moment.h_BH, groups, noise=noise, rows=rows)
     return through_world(slope, change)
 
@@ -121,6 +141,84 @@ def test_each_step_is_the_derivative_of_the_mean_over_that_step_s_action(learned
     assert all((got[:, source, : source + 1] == 0).all() for source in range(steps))
 
 
+def effect_over_all_actions(simulator: Simulator[RSSMWorld], z: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """(Effect [H, H] of h at step 0 on h at step ``steps`` by way of the actions, the chance of every sequence of
+    actions [all]): the derivative of the expectation over all of them, their chances from finite differences."""
+    parts, small, size = simulator.agent.spec.parts, 1e-5, simulator.agent.points["h"]
+    every = list(itertools.product(itertools.product(*map(range, parts)), repeat=steps))
+    actions = torch.tensor([[*sequence, (0,) * len(parts)] for sequence in every])
+    alike = z.expand(len(actions), -1)
+
+    def chance(change: Tensor) -> Tensor:
+        path = simulator.rollout(alike, steps, actions=actions, intervene=(AtSteps(AddVector(change), 0, 1),))
+        each = path.logits[:, :steps].split(list(parts), -1)
+        chosen = (
+            p.log_softmax(-1).gather(-1, a[:, :steps, None]) for p, a in zip(each, actions.unbind(-1), strict=True)
+        )
+        return sum(x[..., 0].sum(1) for x in chosen).exp()  # type: ignore[union-attr,return-value]
+
+    y = simulator.rollout(alike, steps, actions=actions).h[:, -1]
+    moves = small * torch.eye(size, dtype=z.dtype)
+    slope = torch.stack([chance(move) - chance(-move) for move in moves]) / (2 * small)
+    return slope @ y, chance(0 * moves[0])
+
+
+def test_actions_of_several_parts_are_enumerated_part_by_part(in_parts: Simulator[RSSMWorld]) -> None:
+    """One step: the mean over what the agent draws there is the derivative of the expectation over whole actions."""
+    z = torch.randn(1, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    exact, chance = effect_over_all_actions(in_parts, z, 1)
+    drawn = torch.tensor(list(itertools.product(range(2), range(3))))
+    certain = Noise(action_BA=1e6 * one_hot(drawn, (2, 3), z))
+    found = effects(in_parts, z.expand(6, -1), 1, in_parts.world.spec.distinct_choices(), [certain, certain])[:, 0, 1]
+    torch.testing.assert_close(torch.einsum("n,nij->ij", chance, found), exact, rtol=1e-6, atol=1e-9)
+    assert exact.abs().max() > 1e-3 and chance.max() < 0.9
+
+
+def test_over_sampled_rollouts_of_several_parts_the_estimate_is_unbiased(in_parts: Simulator[RSSMWorld]) -> None:
+    z, count = torch.randn(1, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64), 4000
+    exact, _ = effect_over_all_actions(in_parts, z, 2)
+    generator = torch.Generator().manual_seed(4)
+    noise = [Noise(action_BA=gumbel((count, 5), generator, z)) for _ in range(3)]
+    found = effects(in_parts, z.expand(count, -1), 2, in_parts.world.spec.distinct_choices(), noise, rows=2000)[:, 0, 2]
+    mean, error = found.mean(0), found.std(0) / np.sqrt(count)
+    assert ((mean - exact).abs() < 4.5 * error + 1e-9).all()
+    assert (mean.abs() > 20 * error).any() and (error > 0).all()
+
+
+def test_one_part_is_forced_and_the_others_stay(in_parts: Simulator[RSSMWorld]) -> None:
+    """As many branches as there are choices that were not taken, and what was taken of each part changes nothing."""
+    z = torch.randn(7, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    with torch.no_grad():
+        moments = list(in_parts.roll(z, steps=1))
+    given = []
+
+    class Watched:
+        """The same world, which notes what it is given."""
+
+        spec = in_parts.world.spec
+
+        def step(self, state: Tree, action_BA: Tensor, noise: Tree | None = None) -> tuple[Tree, Shown]:
+            given.append(action_BA)
+            return in_parts.world.step(state, action_BA, noise)
+
+    watched: Any = Watched()
+    groups = in_parts.world.spec.distinct_choices()
+    assert groups == [[0], [1], [2], [3], [4]]
+    change = forced_changes(Simulator(in_parts.agent, watched, None), moments, lambda m: m.h_BH, groups)
+    forced, taken = torch.cat(given), moments[0].action_BA.bool()
+    assert len(forced) == 7 * 3 and (forced.split([2, 3], 1)[0].sum(1) == 1).all() and (forced.sum(1) == 2).all()
+    whole = torch.stack([row for b in range(7) for row in forced[3 * b : 3 * b + 3] - moments[0].action_BA[b]])
+    assert (whole.abs().sum(1) == 2).all()  # of one part alone something else is done
+    assert (change[:, 0, :, 1][taken] == 0).all() and (change[:, 0, :, 1].abs().amax(-1)[~taken] > 0).all()
+
+
+def test_choices_that_do_the_same_are_one_within_their_part(in_parts: Simulator[RSSMWorld]) -> None:
+    spec = replace(in_parts.world.spec, same_actions=(("z", "x", "b"),))
+    assert spec.distinct_choices() == [[0], [1], [2, 4], [3]]
+    one = replace(spec, action_parts={})
+    assert one.distinct_choices() == list(one.distinct_actions().values()) == [[0], [1, 2, 4], [3]]
+
+
 def test_twins_that_differ_between_actions_are_one() -> None:
     options = PlantedOptions(kind="confounded")
     z = torch.randn(9, 16, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -138,7 +236,7 @@ def test_actions_of_a_group_are_one_action(learned: Simulator[RSSMWorld]) -> Non
     with torch.no_grad():
         moments = list(learned.roll(z, steps=1))
     acted = along_memory(learned.agent, moments)
-    together, single = (policy_slopes(acted, [0], g) for g in (groups, [[i] for i in range(4)]))
+    together, single = (policy_slopes(acted, [0], g, [4]) for g in (groups, [[i] for i in range(4)]))
     torch.testing.assert_close(together[..., 1, :], single[..., 1, :] + single[..., 3, :])
     torch.testing.assert_close(single.sum(3), torch.zeros_like(single[..., 0, :]))
 

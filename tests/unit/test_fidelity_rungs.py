@@ -334,10 +334,10 @@ def test_enumerated_effects_are_those_of_the_coupling_stage(basis):
     drawn = [Noise(action_BA=x) for x in noise.unbind(1)]
     with torch.no_grad():
         moments = world.moments(torch.arange(5))
-    slope = policy_slopes(along_memory(simulator.agent, moments)[:-1], [0], list(ACTIONS.values()))
+    slope = policy_slopes(along_memory(simulator.agent, moments)[:-1], [0], list(ACTIONS.values()), [3])
     change = forced_changes(simulator, moments, lambda m: m.acted.value_B[:, None], list(ACTIONS.values()), noise=drawn)
     want = basis.pullback(through_world(slope, change)[:, 0, :, :, 0])
-    ending = foreseen(world.run(), ACTIONS)
+    ending = foreseen(world.run(), Measures(ACTIONS))
     assert {k for k, _, _ in ending} == {k for k, _, _ in found}
     for k in range(1, steps + 1):
         value = found[k, "value", f"value@{k}"].T

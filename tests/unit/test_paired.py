@@ -10,13 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from analysis.coupling.discrete_paths import along_memory, forced_changes, policy_slopes, through_world
+from analysis.shared.directions import fit_pca
 from analysis.shared.events import parse_event
 from core.contracts import EnvSpec, Field, Shown, Step
 from core.directions import Basis
 from core.interventions import AddVector, AtSteps
-from core.roll import Simulator, act
+from core.roll import Noise, Simulator, act
 from core.trees import Tree
 from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, spec_of
+from validation.fidelity.counterfactual import FORESIGHT, Found, foreseen, take
+from validation.fidelity.effects import effects, enumerated
 from validation.interventions.options import StudyOptions
 from validation.interventions.study import study
 from validation.paired.course import Course, Measures
@@ -316,3 +320,45 @@ def test_derivatives_pass_the_whole_state() -> None:
             numeric = (up[q] - down[q])[0] / (2 * size)
             np.testing.assert_allclose(found[q][0, :, i].numpy(), numeric, atol=1e-6, err_msg=q)
     assert found["value@3"].abs().mean() > 1e-3
+
+
+def test_effects_of_actions_of_two_parts_are_enumerated_in_both_worlds() -> None:
+    """The simulator is the real world, and their effects are those of the coupling stage."""
+    simulator, make_env = talking()
+    h = np.random.default_rng(0).normal(size=(99, H)).astype(np.float32)
+    shots, basis, found = take(simulator, make_env, N, latest=6, seed=0), fit_pca(h, 3), Found()
+    try:
+        assert [shots.actions[name] for name in shots.actions] == [[0], [1], [2], [3], [4, 5]]
+        effects(shots, basis, found, np.random.default_rng(0))
+        noise = torch.from_numpy(np.random.default_rng(0).gumbel(size=(N, 4, 6)).astype(np.float32))
+        measures = Measures(shots.actions, parts=TALKS.parts)
+        world = SimulatedWorld(
+            simulator.agent, shots.starts.state, noise, measures, simulator.world, shots.beginning.world
+        )
+        alone = enumerated(world, basis)
+    finally:
+        shots.env.close()
+    rows = {(r["measure"], r["horizon"]): r for r in found.rows}
+    for k in FORESIGHT:
+        for family in ("value", "action"):
+            assert rows[f"effect_sign_{family}", k]["simulated"] > 0.95
+    moments, groups = world.moments(torch.arange(N)), list(shots.actions.values())
+    slope = policy_slopes(along_memory(simulator.agent, moments)[:-1], [0], groups, TALKS.parts)
+    drawn = [Noise(action_BA=x) for x in noise.unbind(1)]
+    change = forced_changes(
+        simulator, moments, lambda m: torch.stack([m.acted.value_B, m.alive_B.float()], 1), groups, noise=drawn
+    )
+    want = basis.pullback(through_world(slope, change)[:, 0, :, :, 0])
+    lives = (change[..., 1] == 0).flatten(1).all(1)  # whatever is done: there an ended episode goes on
+    assert N / 2 < lives.sum() < N and want[lives].abs().max() > 0.01
+    for k in (1, 2, 3):
+        mine = torch.from_numpy(alone[k, "value", f"value@{k}"].T).float()
+        torch.testing.assert_close(mine[lives], want[lives, k], atol=1e-6, rtol=1e-4)
+
+
+def test_actions_of_two_parts_have_probabilities_that_add_up_to_two() -> None:
+    simulator, make_env = talking()
+    _, world = both_worlds(simulator, make_env)
+    asked = foreseen(world.run(), world.measures)
+    together = sum(x for (k, family, _), x in asked.items() if family == "action" and k == FORESIGHT[-1])
+    torch.testing.assert_close(together, torch.full((N,), 2.0))

@@ -357,14 +357,14 @@ def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found
 # Gradients
 
 
-def foreseen(course: Course, actions: Actions) -> dict[tuple[int, str, str], Tensor]:
-    """{(k, family, quantity): [R]}, what varies smoothly, for every k of FORESIGHT: the value k steps later and every
-    action's mean probability over steps 1 to k."""
+def foreseen(course: Course, measures: Measures) -> dict[tuple[int, str, str], Tensor]:
+    """{(k, family, quantity): [R]}, what varies smoothly, for every k of FORESIGHT: the value k steps later and the
+    mean probability over steps 1 to k of every action (of every choice of each part) of ``measures``."""
     out: dict[tuple[int, str, str], Tensor] = {}
     for k in FORESIGHT:
         logits, value, reward, weight = course[:4]
         upto = Course(logits[:, : k + 1], value[:, : k + 1], reward[:, :k], weight[:, : k + 1])
-        for q, v in quantities(upto, Measures(actions)).items():
+        for q, v in quantities(upto, Measures(measures.actions, parts=measures.parts)).items():
             family = {"value": "value", "prob": "action"}.get(q.partition("@")[0].partition(":")[0])
             if is_late(q) and family is not None:
                 out[k, family, q] = v
@@ -392,7 +392,7 @@ def real_slopes(world: RealWorld, basis: Basis) -> Slopes:
     def slopes(w: RealWorld) -> dict[tuple[int, str, str], np.ndarray]:
         with bar("finite differences", len(moves), "runs") as progress:
             found = []
-            for seen in ranks.each(moves, lambda move: foreseen(w.course((move,)), w.measures.actions)):
+            for seen in ranks.each(moves, lambda move: foreseen(w.course((move,)), w.measures)):
                 found.append(seen)
                 progress.advance()
         ends = {q: torch.stack([f[q] for f in found]).cpu().double().numpy() for q in found[0]}
@@ -416,7 +416,7 @@ def simulated_slopes(world: SimulatedWorld, basis: Basis) -> Slopes:
 
             def of(rows: Tensor) -> dict[tuple[int, str, str], Tensor]:
                 change = world.noise_NTA.new_zeros(1, len(rows), basis.lift_KH.shape[1]).requires_grad_()
-                said = foreseen(world.course_from(rows, (AddSteps(change),), through), world.measures.actions)
+                said = foreseen(world.course_from(rows, (AddSteps(change),), through), world.measures)
                 grads = row_gradients(list(said.values()), [change])
                 return {q: basis.pullback(grad[0]) for q, (grad,) in zip(said, grads, strict=True)}
 
@@ -453,10 +453,11 @@ def gradients(
     noise = torch.from_numpy(rng.gumbel(size=shape).astype(np.float32)).to(device)
     last = held_frame(agent.spec, starts.window, device)
     now, again = noise
-    real = RealWorld(agent, starts.state, now, Measures(shots.actions), shots.env, starts, whole=True)
+    measures = Measures(shots.actions, parts=agent.spec.parts)
+    real = RealWorld(agent, starts.state, now, measures, shots.env, starts, whole=True)
     observed, redrawn = real_slopes(real, basis), real_slopes(replace(real, noise_NTA=again), basis)
     world, start = shots.simulator.world, shots.beginning.world
-    dreamed = SimulatedWorld(agent, starts.state, now, Measures(shots.actions), world, start)
+    dreamed = SimulatedWorld(agent, starts.state, now, measures, world, start)
     foretold = simulated_slopes(dreamed, basis)
     held = simulated_slopes(replace(dreamed, world=last, start_N=last.begin()), basis)
     unit_N = np.arange(len(shots))

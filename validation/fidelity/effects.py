@@ -7,12 +7,14 @@ The estimator is that of analysis.coupling.discrete_paths,
 with x a direction of the hidden state at the start, y what the agent does or values k steps later, and Q_t(a) what y is
 when a is done at t and the agent then chooses as it would, under the same action noise.  Nothing of it asks a simulator
 for what lies between two actions, so the real world can be asked the very same: from its snapshots every action is done
-at every step.  The slopes of the policy are those along the frames of each world.
+at every step.  The slopes of the policy are those along the frames of each world.  Of actions of several parts one
+choice of one part is done at a step, and the other parts are as the agent chooses them, under the same action noise.
 
 Both worlds share the action noise, so that they are about the same course.  The bound is the real world's agreement
 with itself under other action noise.
 
-N snapshots, A distinct actions, D directions, k horizon, T steps; other axes as in core.contracts.
+N snapshots, A distinct actions (of several parts: all their distinct choices), D directions, k horizon, T steps; other
+axes as in core.contracts.
 """
 
 from __future__ import annotations
@@ -58,9 +60,9 @@ def enumerated(world: Paired, basis: Basis) -> Effects:
             )
         )
     groups = [list(ids) for ids in world.measures.actions.values()]
-    slope_NTAH = policy_slopes(along_memory(world.agent, moments)[:-1], [0], groups)[:, 0]
+    slope_NTAH = policy_slopes(along_memory(world.agent, moments)[:-1], [0], groups, world.agent.spec.parts)[:, 0]
     slope_NTAD = basis.pullback(slope_NTAH).double()
-    own = foreseen(world.run(), world.measures.actions)
+    own = foreseen(world.run(), world.measures)
     out = {q: torch.zeros(n, basis.size, dtype=torch.float64, device=of_N.device) for q in own}
     certain_A = [CERTAIN * torch.nn.functional.one_hot(torch.tensor(ids[0]), world.agent.spec.n_actions).to(of_N.device)
                  for ids in groups]  # fmt: skip
@@ -69,7 +71,7 @@ def enumerated(world: Paired, basis: Basis) -> Effects:
         for noise_NTA, certain in zip(forced_AN, certain_A, strict=True):
             noise_NTA[:, t] += certain
         course = world.run(copies=len(groups), noise_RTA=torch.cat(forced_AN))
-        for q, y_R in foreseen(course, world.measures.actions).items():
+        for q, y_R in foreseen(course, world.measures).items():
             change_AN = y_R.unflatten(0, (len(groups), n)).double() - own[q].double()
             # The same course in another batch is rounded otherwise: that must not pass for an effect.
             least = ROUNDING * torch.finfo(y_R.dtype).eps * own[q].abs().amax()
@@ -105,10 +107,8 @@ def effects(
     """
     agent, starts, simulator = shots.simulator.agent, shots.starts, shots.simulator
     measure = "effect_sign_{}".format
-    several = len(agent.spec.parts) > 1
-    if not basis.size or several or len(shots.actions) < 2:
-        why = ("actions of several parts are not enumerated" if several else
-               "all actions do the same from every snapshot" if basis.size else
+    if not basis.size or len(shots.actions) <= len(agent.spec.parts):  # one for each part
+        why = ("all actions do the same from every snapshot" if basis.size else
                "the recorded hidden states are all the same: there is no direction to move them along")  # fmt: skip
         nothing = Estimate(np.nan, np.nan, np.nan, len(shots))
         found.rows += [row(measure(f), k, nothing, "share", reason=why)
@@ -118,7 +118,7 @@ def effects(
     now, again = torch.from_numpy(rng.gumbel(size=shape).astype(np.float32)).to(starts.h_NH.device)
     if noise_NTA is not None:
         now[: len(noise_NTA)] = noise_NTA
-    measures = Measures(shots.actions)
+    measures = Measures(shots.actions, parts=agent.spec.parts)
 
     def real(noise: Tensor) -> Effects:
         def world(rows: Tensor) -> Paired:

@@ -278,7 +278,8 @@ class Live:
         return noise.to(self.drawn[0].starts.h_NH.device)
 
     def _measures(self) -> Measures:
-        return Measures(self.simulator.world.spec.distinct_actions(), self.basis)
+        spec = self.simulator.world.spec
+        return Measures(spec.distinct_actions(), self.basis, parts=spec.parts)
 
     def _dreamed(
         self, here: Starts, noise: Tensor, change: tuple[Intervention, str] | None, other: Picture | None, job: Job
