@@ -101,7 +101,7 @@ class Camera:
         if over:
             draw.text((x + 6, top + 4), f"over after step {len(reel.action)}", fill=PALE, font=self.font)
         elif now < len(reel.action):
-            text = self.spec.in_words(reel.action[now].tolist())
+            text = self.spec.in_words(reel.action[now])
             draw.text((x + 6, top + 4), f"step {now}: {text}", fill=INK, font=self.font)
         else:
             draw.text((x + 6, top + 4), f"step {now}", fill=INK, font=self.font)

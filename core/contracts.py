@@ -156,11 +156,12 @@ class EnvSpec:
         """Choices of each part of an action; one part where the world names none."""
         return tuple(self.action_parts.values()) or (self.n_actions,)
 
-    def in_words(self, action: int | Sequence[int]) -> str:
-        """An action by its name, one a part."""
-        numbers = action if isinstance(action, Sequence) else [action]
+    def in_words(self, action: int | Sequence[int] | np.ndarray) -> str:
+        """The name of an action, a number or one a part (int, [parts]): "left", of several parts "left + jump".
+        ValueError where it has another number of parts."""
         first = [sum(self.parts[:i]) for i in range(len(self.parts))]
-        return ", ".join(self.action_names[at + i] for at, i in zip(first, numbers, strict=True))
+        numbers = np.atleast_1d(np.asarray(action)).tolist()
+        return " + ".join(self.action_names[at + i] for at, i in zip(first, numbers, strict=True))
 
     @property
     def settings(self) -> dict[str, Any]:

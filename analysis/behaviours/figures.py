@@ -97,7 +97,7 @@ def _draw_strip(
             axis.set_axis_off()
             if window.seen[0, i]:
                 axis.imshow(as_rgb(window[f"obs/{field}"][0, i]))
-                action = store.spec.in_words(window["action"][0, i].tolist()) if window.acted[0, i] else "end"
+                action = store.spec.in_words(window["action"][0, i]) if window.acted[0, i] else "end"
                 axis.set_title(action, fontsize=7, pad=2)
         line[0].text(
             -0.06,

@@ -161,7 +161,9 @@ def test_an_action_of_several_parts_is_named_part_by_part() -> None:
     assert one.in_words(2) == "c"
     names = ("n", "s", "hold", "hit")
     two = EnvSpec(env_id="x", obs={}, action_names=names, action_parts={"move": 2, "do": 2}, slots=1)
-    assert two.in_words([1, 0]) == "s, hold"
+    assert two.in_words([1, 0]) == two.in_words(np.array([1, 0])) == "s + hold"
+    with pytest.raises(ValueError, match="zip"):
+        two.in_words(1)
 
 
 def record(out: Path, *argv: object) -> RolloutStore:

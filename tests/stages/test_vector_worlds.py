@@ -32,6 +32,8 @@ from generative.splits import held_out_of, trained_on
 from validation.fidelity import __main__ as fidelity
 from validation.fidelity.pairing import choose_starts, pair
 from validation.fidelity.whole import as_whole, whole_actions
+from validation.panel.samples import named_actions
+from validation.report import contents
 
 SMALL = [
     "--threads", "1", "--deterministic_size", "32", "--hidden_size", "64", "--groups", "8", "--classes", "8",
@@ -362,6 +364,18 @@ def test_couplings_through_actions_of_several_parts(
     assert np.isfinite(a["jacobian"][0, :]).all() and (a["jacobian_through_world"] != 0).any()
     said = (out / "edges.md").read_text()
     assert "An action has 2 parts (step, switch): their 5 different choices were tried, one at a time" in said
+
+
+def test_a_recorded_action_of_several_parts_is_named_by_all_of_them(corridor: Path) -> None:
+    """The same in the report's strip, in the panel and wherever else an action has a name."""
+    with RolloutStore(corridor / "rollouts") as store:
+        spec, episode = store.spec, int(np.argmin(np.abs(store.steps - np.median(store.steps))))
+        action = store.episode(episode).action
+        known, names = named_actions(action[None], np.ones((1, len(action)), bool), spec)
+    said = [spec.in_words(a) for a in action]
+    assert said[0] in {f"{step} + {lamp}" for step in ("back", "stay", "on") for lamp in ("dark", "light")}
+    assert [names[i] for i in known[0]] == said
+    assert f"The steps shown and the actions taken: 0 {said[0]}, " in contents._real_strip(corridor / "rollouts")
 
 
 def test_what_cannot_be_simulated_is_said_before_anything_is_written(

@@ -91,8 +91,7 @@ def named_actions(action: np.ndarray, acted_NT: np.ndarray, spec: EnvSpec) -> tu
     if not spec.action_parts:
         return np.where(acted_NT, action, NOWHERE).astype(np.int16), spec.action_names
     rows, inverse = np.unique(action.reshape(-1, action.shape[-1]), axis=0, return_inverse=True)
-    first = np.concatenate([[0], np.cumsum(spec.parts)[:-1]])
-    names = tuple(" + ".join(spec.action_names[i] for i in row + first) for row in rows)
+    names = tuple(spec.in_words(row) for row in rows)
     return np.where(acted_NT, inverse.reshape(acted_NT.shape), NOWHERE).astype(np.int16), names
 
 

@@ -160,7 +160,7 @@ def _real_strip(path: Path, frames: int = 10) -> str:
         episode = int(np.argmin(np.abs(store.steps - np.median(store.steps))))  # of typical length
         rows = np.linspace(0, store.rows[episode] - 1, min(frames, int(store.rows[episode]))).astype(int)
         there = store.episode(episode)
-    actions = [store.spec.action_names[there.action[t]] if t < there.steps else "end" for t in rows]
+    actions = [store.spec.in_words(there.action[t]) if t < there.steps else "end" for t in rows]
     label = ", ".join(f"{t} {a}" for t, a in zip(rows, actions, strict=True))
     return picture(
         strip_png([there.obs[field][t] for t in rows]),
