@@ -71,8 +71,8 @@ def main(config: CurvesConfig) -> None:
         for b in bands for step, mean, low, high in zip(b.step_T, b.mean_T, b.low_T, b.high_T, strict=True)
     ]  # fmt: skip
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        draw_curves(bands, config.normalise).savefig(run.path / "curves.png", dpi=140)
         result.save(run.path)
+        draw_curves(bands, config.normalise).savefig(run.path / "curves.png", dpi=140)
     for band in bands:
         interval = between(band.low_T[-1], band.high_T[-1], ".2f")
         seeds = f"{band.seeds} seed{'s' * (band.seeds > 1)}"

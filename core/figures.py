@@ -119,6 +119,21 @@ def enlarged(frame: np.ndarray, width: int, height: int) -> Any:
     return Image.fromarray(np.ascontiguousarray(as_rgb(frame))).resize((width, height), Image.Resampling.NEAREST)
 
 
+def fitted(frame: np.ndarray, side: int) -> Any:
+    """A frame uint8 [h, w, channels] as a PIL image of side x side, as large as fits in it, on white: a frame that is
+    no square keeps its shape."""
+    from PIL import Image
+
+    height, width = frame.shape[:2]
+    scale = side / max(height, width)
+    picture = enlarged(frame, max(1, round(width * scale)), max(1, round(height * scale)))
+    if picture.size == (side, side):
+        return picture
+    whole = Image.new("RGB", (side, side), "white")
+    whole.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
+    return whole
+
+
 def rgb(colour: str) -> tuple[int, int, int]:
     """'#rrggbb' as three numbers of 255."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

@@ -94,8 +94,8 @@ def main(config: OverAgentsConfig) -> None:
         judge(rows, config.smallest, both_ways=rows is of_group["contrasts"])
     result.tables |= of_group
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
-        draw_groups(result).savefig(run.path / "over_agents.png", dpi=120, metadata={"Software": None})
         result.save(run.path)
+        draw_groups(result).savefig(run.path / "over_agents.png", dpi=120, metadata={"Software": None})
     print(summary(result, config.out))
 
 

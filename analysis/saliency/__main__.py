@@ -30,12 +30,13 @@ import torch
 
 from analysis.saliency.config import SaliencyConfig
 from analysis.saliency.explain import compute
-from analysis.saliency.figures import draw
+from analysis.saliency.figures import draw, pictures_in
 from analysis.saliency.maps import MapsWriter
 from analysis.shared.bases import bases_in
 from analysis.shared.quantities import find_quantities
 from analysis.shared.samples import Latents, not_modal, source_episodes
 from analysis.shared.sources import check_own, open_samples
+from analysis.shared.strips import NO_PICTURE
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
@@ -75,12 +76,8 @@ def parse_sample_ids(words: Sequence[str], available: int) -> list[int]:
     return ids
 
 
-def main(config: SaliencyConfig) -> None:
-    from generative.load import load_simulator
-    from generative.starts import as_started
-
-    device = cli.device_of(config.device)
-    torch.set_num_threads(config.threads)
+def check(config: SaliencyConfig) -> None:
+    """UserError for settings that mean nothing."""
     if not 0 <= config.target_step <= config.steps:
         raise UserError(f"--target_step {config.target_step} is not between 0 and --steps {config.steps}")
     cli.require(0, seed=config.seed)
@@ -94,6 +91,15 @@ def main(config: SaliencyConfig) -> None:
         )
     if not 1 <= config.stride <= config.window or config.draws < 1 or not 0 < config.radius < np.inf:
         raise UserError("--stride must be from 1 to --window; --draws at least 1; --radius above 0")
+
+
+def main(config: SaliencyConfig) -> None:
+    from generative.load import load_simulator
+    from generative.starts import as_started
+
+    device = cli.device_of(config.device)
+    torch.set_num_threads(config.threads)
+    check(config)
     if config.video:
         check_video()
     inputs = artefacts.Inputs({
@@ -101,20 +107,18 @@ def main(config: SaliencyConfig) -> None:
         "env_states": config.env_states,
     })  # fmt: skip
     simulator = load_simulator(config.simulator, device)
-    agent, names = fingerprint(simulator.agent), simulator.world.spec.action_names
-    side = min(
-        (n for x in simulator.world.spec.obs.values() if len(x.shape) == 3 for n in x.shape[:2]), default=config.window
-    )
+    agent, spec = fingerprint(simulator.agent), simulator.world.spec
+    side = min((n for x in spec.obs.values() if len(x.shape) == 3 for n in x.shape[:2]), default=config.window)
     if config.window > side:
         raise UserError(f"--window {config.window} does not fit into a frame of {side} pixels")
-    picture = next((x for x in simulator.world.spec.obs.values() if len(x.shape) == 3), None)
+    picture = next((x for x in spec.obs.values() if len(x.shape) == 3), None)
     if config.quantised and picture is None:
         raise UserError("--quantised is for pictures; this world's observations are none")
     with open_samples(config.samples) as store:
         check_own(store, simulator, config.simulator)
         ids = parse_sample_ids(config.sample_ids, len(store))
         basis_of = bases_in(config.hidden_states, agent, device, config.env_states, fingerprint(simulator))
-        quantities = find_quantities(config.quantities, simulator.world.spec, basis_of, config.basis_kind)
+        quantities = find_quantities(config.quantities, spec, basis_of, config.basis_kind)
         basis = None if config.hidden_states is None else basis_of(config.basis_kind)
         late = next((q for q in quantities if config.target_step < q.first_step), None)
         if late is not None:
@@ -141,17 +145,22 @@ def main(config: SaliencyConfig) -> None:
                 result.notes["figures"] = "none: --quantised"
             else:
                 result = compute(simulator, z_SZ, ids, quantities, config, units, basis, spool=spool)
-                draw(result, run.path, names, config.video)
+                if not pictures_in(result, spec):
+                    result.notes["figures"] = f"none: {NO_PICTURE}"
             if config.combine_samples_not_iterate:
                 result.notes["combined_ids"] = combined_ids
             if others:
                 result.notes["not_as_recorded"] = others
             result.save(run.path)
+            if not config.quantised:
+                draw(result, run.path, spec, config.video)
         run.metrics |= result.scalars
     if others:
         print(f"warning: samples {', '.join(map(str, others))} do not come out again from their latents to the last "
               f"step (rounding turned a choice); what comes out is explained: the rollouts here, not those recorded",
               file=sys.stderr)  # fmt: skip
+    if not config.quantised and not pictures_in(result, spec):
+        print(f"note: no strips are drawn: {NO_PICTURE}", file=sys.stderr)
     print(f"saliency of {len(ids)} rollout(s), {len(quantities)} quantities: {config.out}")
 
 

@@ -21,7 +21,7 @@ from analysis.shared.gradients import Gradients, Noised, gradients, mean_of, rea
 from analysis.shared.quantities import Quantity
 from analysis.shared.samples import Latents
 from core import artefacts, ranks
-from core.contracts import UserError
+from core.contracts import Field, UserError
 from core.directions import Basis
 from core.files import Spool
 from core.progress import track
@@ -226,9 +226,9 @@ def check(
     return out
 
 
-def as_bytes(x: np.ndarray) -> np.ndarray:
-    """Frames as they are kept: pictures of numbers from 0 to 1 as uint8, all else as it is."""
-    picture = x.ndim == 5 and x.shape[-1] == 3 and x.dtype != np.uint8
+def as_bytes(x: np.ndarray, field: Field) -> np.ndarray:
+    """What a field shows [S, T+1, ...] as it is kept: pictures of numbers from 0 to 1 as uint8, all else as it is."""
+    picture = field.means == "image" and x.dtype != np.uint8
     return (x * 255).round().clip(0, 255).astype(np.uint8) if picture else x
 
 
@@ -281,12 +281,12 @@ def compute(
     explained = ranks.each(
         chunks, lambda c: explain(simulator, z_SZ[c], ids[c], quantities, config, basis), "lower --batch_size"
     )
-    parts, fields = [], []
+    parts, fields, shown = [], [], simulator.world.spec.obs
     for found in track(explained, "saliency", len(chunks), unit="batches"):
         part = Explained(*found)
         fields = list(part.obs)
         part = part if maps is None else written(part, quantities, maps)
-        part = part._replace(obs={name: as_bytes(x) for name, x in part.obs.items()})
+        part = part._replace(obs={name: as_bytes(x, shown[name]) for name, x in part.obs.items()})
         parts.append(part if spool is None else spooled(part, spool))
 
     def joined(rows: list[np.ndarray]) -> np.ndarray:

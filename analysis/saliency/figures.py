@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +9,8 @@ import numpy as np
 
 from analysis.shared.strips import GAP, GOLD, LABEL, TILE, arrow
 from core import artefacts, ranks
-from core.figures import NEGATIVE, POSITIVE, enlarged, font_of, minus, rgb
+from core.contracts import EnvSpec
+from core.figures import NEGATIVE, POSITIVE, fitted, font_of, minus, rgb
 from core.files import save_picture
 from core.progress import track
 from core.video import write_video
@@ -20,7 +20,7 @@ TARGET_METHODS = {"integrated": "integrated gradients", "deeplift": "DeepLift", 
 
 
 def signed_map(grad: np.ndarray) -> np.ndarray:
-    """Gradient [..., 64, 64, 3] -> summed over colours and blurred by one pixel, for display only."""
+    """Gradient [..., h, w, channels] -> [..., h, w], summed over colours and blurred by one pixel, for display only."""
     from scipy.ndimage import gaussian_filter
 
     flat = grad.sum(-1)
@@ -29,8 +29,8 @@ def signed_map(grad: np.ndarray) -> np.ndarray:
 
 
 def overlay(frame: np.ndarray, signed: np.ndarray, scale: float) -> np.ndarray:
-    """uint8 frame [64, 64, 3] in grey under a signed map: blue where positive, red where negative; full
-    colour at ``scale``."""
+    """uint8 frame [h, w, channels] in grey under a signed map [h, w] -> [h, w, 3]: blue where positive, red where
+    negative; full colour at ``scale``."""
     grey = frame.astype(np.float64).mean(-1, keepdims=True) * 0.55
     strength = np.clip(np.abs(signed) / scale, 0, 1)[..., None] if scale > 0 else np.zeros((*signed.shape, 1))
     colour = np.where(signed[..., None] > 0, np.array(rgb(POSITIVE), np.float64), np.array(rgb(NEGATIVE), np.float64))
@@ -40,9 +40,9 @@ def overlay(frame: np.ndarray, signed: np.ndarray, scale: float) -> np.ndarray:
 class Strip(NamedTuple):
     """What is drawn of one sample and one quantity."""
 
-    frames: np.ndarray  # uint8 [T+1, 64, 64, 3]
-    maps: dict[str, np.ndarray]  # row label -> signed [T+1, 64, 64]
-    target_maps: dict[str, np.ndarray]  # method -> signed [64, 64], of the target frame, agent alone
+    frames: np.ndarray  # uint8 [T+1, h, w, channels]
+    maps: dict[str, np.ndarray]  # row label -> signed [T+1, h, w]
+    target_maps: dict[str, np.ndarray]  # method -> signed [h, w], of the target frame, agent alone
     actions: list[str]
     value: np.ndarray
     alive: np.ndarray
@@ -50,15 +50,15 @@ class Strip(NamedTuple):
     title: str
 
 
-def strip_of(result: artefacts.Result, s: int, quantity: str, field: str, action_names: Sequence[str]) -> Strip:
-    """The drawing data of row ``s`` of a result."""
+def strip_of(result: artefacts.Result, s: int, quantity: str, field: str, spec: EnvSpec) -> Strip:
+    """The drawing data of row ``s`` of a result.  field: a picture; spec: of the world, which names actions."""
     a = result.everything
     smooth = "smoothed\n" if result.notes["copies"] > 1 else ""
     parts = {f"{smooth}gradient": "", "agent only": "_agent_only", "through world,\nstraight-through": "_through_world"}
     methods = [m for m in TARGET_METHODS if f"{m}_{field}_{quantity}" in a]
     target = result.notes["target_step"]
     name = "combined samples" if result.notes["combined"] else f"sample {result.arrays['sample_ids'][s]}"
-    actions = [action_names[i] for i in a["action"][s]]
+    actions = [spec.in_words(action) for action in a["action"][s]]
     chosen = f" ({actions[target]})" if quantity == "action" else ""
     unit = result.notes["units"][quantity]
     return Strip(
@@ -96,7 +96,7 @@ def draw_strip(strip: Strip) -> Any:
         arrow(draw, LABEL + t * (TILE + GAP) + TILE / 2, top + arrows / 2, name, 10, small)
 
     def tile(pixels: np.ndarray, row: int, t: int) -> None:
-        image.paste(enlarged(pixels, TILE, TILE), (LABEL + t * (TILE + GAP), top + arrows + row * (TILE + GAP)))
+        image.paste(fitted(pixels, TILE), (LABEL + t * (TILE + GAP), top + arrows + row * (TILE + GAP)))
 
     for row, label in enumerate(rows):
         draw.text((6, top + arrows + row * (TILE + GAP) + TILE // 2), label, fill="black", font=small)
@@ -111,7 +111,7 @@ def draw_strip(strip: Strip) -> Any:
             column = LABEL + n * (TILE + GAP)
             draw.text((column + TILE / 2, bottom + CAPTION / 2), name, fill="black", anchor="mm", font=small)
             largest = float(np.quantile(np.abs(signed), 0.995))
-            image.paste(enlarged(overlay(strip.frames[strip.target], signed, largest), TILE, TILE), (column, y))
+            image.paste(fitted(overlay(strip.frames[strip.target], signed, largest), TILE), (column, y))
     left = LABEL + strip.target * (TILE + GAP)
     draw.rectangle((left - 3, top + arrows - 3, left + TILE + 2, bottom - 24), outline=GOLD, width=3)
     for t in range(columns):
@@ -141,25 +141,28 @@ def video_frames(strip: Strip) -> list[np.ndarray]:
         draw.text((6, 25), words + ("  (target)" if t == strip.target else ""), fill="black", font=font)
         arrow(draw, side + 60, 34, strip.actions[t], 9, font)
         for x, pixels in ((0, frame), (side, overlay(frame, signed[t], scale))):
-            image.paste(enlarged(pixels, side, side), (x, 48))
+            image.paste(fitted(pixels, side), (x, 48))
         out.append(np.asarray(image))
     return out
 
 
-def draw(result: artefacts.Result, path: Path, action_names: Sequence[str], video: bool) -> None:
-    """A PNG strip (and an MP4) a sample and quantity, each by one of the processes, in the run directory of the first;
-    only for worlds whose observation is a picture."""
-    arrays = result.everything
-    pictures = [f for f in result.notes["fields"] if arrays[f].dtype == np.uint8 and arrays[f].ndim == 5]
+def pictures_in(result: artefacts.Result, spec: EnvSpec) -> list[str]:
+    """The observation fields that are pictures, of any size and number of colours.  spec: of the world."""
+    return [name for name in result.notes["fields"] if spec.obs[name].means == "image"]
+
+
+def draw(result: artefacts.Result, path: Path, spec: EnvSpec, video: bool) -> None:
+    """A PNG strip (and an MP4) a sample and quantity, each by one of the processes, in the run directory of the first,
+    of the first of ``pictures_in``, nothing where there is none."""
+    pictures = pictures_in(result, spec)
     if not pictures:
-        result.notes["figures"] = "none: no observation field of this world is a picture"
         return
     jobs = [(s, q) for s in range(len(result.arrays["sample_ids"])) for q in result.notes["units"]]
     folder = ranks.processes().folder(path)
 
     def one(job: tuple[int, str]) -> None:
         s, quantity = job
-        strip = strip_of(result, s, quantity, pictures[0], action_names)
+        strip = strip_of(result, s, quantity, pictures[0], spec)
         name = "combined" if result.notes["combined"] else str(result.arrays["sample_ids"][s])
         file = f"sample_{name}_{quantity.replace(':', '_')}"  # ica:1: not every file system has colons
         save_picture(draw_strip(strip), folder / f"{file}.png")

@@ -255,13 +255,14 @@ def main(config: SemanticsConfig) -> None:
             run.facts = {"agent": fingerprint(subject.agent)}
         if drawn is not None:
             bands, rows = drawn
-            draw_curves(bands, config.curve.normalise).savefig(run.path / "curves.png", dpi=140)
             result.tables["curves"] = rows
             result.tables["curve_ends"] = [
                 {"method": b.method, "game": b.game, "split": b.split, "seeds": b.seeds, "return": float(b.mean_T[-1]),
                  "low": float(b.low_T[-1]), "high": float(b.high_T[-1]), "steps": float(b.step_T[-1])} for b in bands
             ]  # fmt: skip
         result.save(run.path)
+        if drawn is not None:
+            draw_curves(bands, config.curve.normalise).savefig(run.path / "curves.png", dpi=140)
         run.metrics = dict(result.scalars)
     for line in [] if subject is None else summary(result, subject, made):
         print(line)
@@ -313,6 +314,7 @@ def make(
         said = quality.effects(states, features_of(store, states, truths), seed=config.seed)
         result.tables["effects"] = [{"name": names[row["code"]]} | row for row in said]
         if said:
+            result.save(path)  # whatever becomes of the drawing
             draw_effects(said, names).savefig(path / "effects.png", dpi=140)
         causes.plane_basis(subject.agent, states).save(path)
         words = causes.hypotheses(states, renewed(store.spec))
@@ -325,11 +327,13 @@ def make(
             "tsne": tsne_N2.astype(np.float32), "tsne_index": states.index_N2[rows], "plane": states.plane_N2[rows],
             "code": states.code_N[rows], "codebook": codebook_C2,
         }  # fmt: skip
+        result.save(path)
         figure = draw_embeddings(
             tsne_N2, states.plane_N2[rows], states.code_N[rows], states.value_N[rows], codebook_C2, names
         )
         figure.savefig(path / "embeddings.png", dpi=140)
     if "videos" in made:
+        result.save(path)
         result.tables["videos"] = write_films(store, states, names, path, config.film, rng)
     if "hover" in made:
         rows = chosen_rows(states, config.hover_states, rng)

@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from core.figures import shortened
+
 GOLD = (255, 190, 0)  # the target's frame
 TILE, GAP, LABEL = 128, 4, 118
+LETTERS = 21  # of a name that fits above a tile
+NO_PICTURE = "no observation field of this world is a picture (uint8 [height, width, channels])"
 
 
 def action_direction(name: str) -> tuple[int, int]:
@@ -20,11 +24,11 @@ def action_direction(name: str) -> tuple[int, int]:
 
 
 def arrow(draw: Any, x: float, y: float, name: str, size: float, font: Any) -> None:
-    """An action at (x, y): an arrow if its name says where to, and the name itself."""
+    """An action at (x, y): an arrow if its name says where to, or the name itself, as much as fits above a tile."""
     dx, dy = action_direction(name)
     norm = float(np.hypot(dx, dy))
     if not norm:
-        draw.text((x, y), name, fill="black", anchor="mm", font=font)
+        draw.text((x, y), shortened(name, LETTERS), fill="black", anchor="mm", font=font)
         return
     ux, uy = dx / norm, dy / norm
     tip, tail = (x + ux * size, y + uy * size), (x - ux * size, y - uy * size)

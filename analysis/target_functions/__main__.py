@@ -24,14 +24,16 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m analysis.target_functions", file=sys.stderr)
     sys.exit(2)
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from analysis.shared.bases import bases_in
+from analysis.shared.strips import NO_PICTURE
 from analysis.target_functions.config import TargetFunctionsConfig
-from analysis.target_functions.figures import draw, said
+from analysis.target_functions.figures import draw, pictured, said
 from analysis.target_functions.population import informed_starts, random_starts
 from analysis.target_functions.search import compute, tries_of
 from analysis.target_functions.targets import find_targets
@@ -70,7 +72,7 @@ def main(config: TargetFunctionsConfig) -> None:
         "simulator": config.simulator, "hidden_states": config.hidden_states, "rollouts": config.rollouts
     })  # fmt: skip
     simulator = load_simulator(config.simulator, device)
-    agent, names = fingerprint(simulator.agent), simulator.world.spec.action_names
+    agent, spec = fingerprint(simulator.agent), simulator.world.spec
     targets = find_targets(
         config.maximise, config.minimise, config.first_step, simulator.world.spec,
         bases_in(config.hidden_states, agent, device), config.basis_kind,
@@ -85,9 +87,13 @@ def main(config: TargetFunctionsConfig) -> None:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
         with Spool(run.path) as spool:
             result = compute(simulator, targets, starts, config, spool)
-            draw(result, run.path, names, config.drawn, config.video)
+            if not pictured(result, spec):
+                result.notes["figures"] = f"no strips: {NO_PICTURE}"
             result.save(run.path)
+            draw(result, run.path, spec, config.drawn, config.video)
         run.metrics |= result.scalars
+    if not pictured(result, spec):
+        print(f"note: no strips are drawn: {NO_PICTURE}", file=sys.stderr)
     print(f"{len(result.notes['targets'])} targets, {config.samples} latents each: {config.out}")
     for row in result.tables["targets"]:
         print(f"  {row['target']} {row['sense']}: {in_words(row, result.notes['tries'])}")

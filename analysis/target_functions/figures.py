@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +9,8 @@ import numpy as np
 
 from analysis.shared.strips import GAP, GOLD, LABEL, TILE, arrow
 from core import artefacts
-from core.figures import BAND, INK, SIMULATED, enlarged, figure_of, font_of, minus
+from core.contracts import EnvSpec
+from core.figures import BAND, INK, SIMULATED, as_rgb, figure_of, fitted, font_of, minus
 from core.files import save_picture
 from core.progress import bar
 from core.video import write_video
@@ -21,20 +21,20 @@ ENDED = (225, 225, 225)
 class Shown(NamedTuple):
     """A rollout as it is drawn."""
 
-    frames: np.ndarray  # uint8 [T+1, 64, 64, 3]
+    frames: np.ndarray  # uint8 [T+1, h, w, 3]
     actions: list[str]
     value: np.ndarray
     trace: np.ndarray
     alive: np.ndarray
 
 
-def shown_of(result: artefacts.Result, s: int, label: str, when: str, names: Sequence[str]) -> Shown:
+def shown_of(result: artefacts.Result, s: int, label: str, when: str, spec: EnvSpec) -> Shown:
     """Start ``s`` of a target, ``before`` or ``after``."""
     key = f"{when}_{label}"
     a = result.everything
-    frames, alive = a[f"{result.notes['field']}_{key}"][s].copy(), a[f"alive_{key}"][s]
+    frames, alive = as_rgb(a[f"{result.notes['field']}_{key}"][s]).copy(), a[f"alive_{key}"][s]
     frames[~alive] = ENDED
-    actions = [names[i] for i in a[f"action_{key}"][s]]
+    actions = [spec.in_words(action) for action in a[f"action_{key}"][s]]
     return Shown(frames, actions, a[f"value_{key}"][s], a[f"trace_{key}"][s], alive)
 
 
@@ -55,13 +55,13 @@ def said(value: float | None, spec: str = ".3g") -> str:
     return "not known" if value is None else f"{value:{spec}}"
 
 
-def draw_strip(result: artefacts.Result, s: int, label: str, names: Sequence[str]) -> Any:
+def draw_strip(result: artefacts.Result, s: int, label: str, spec: EnvSpec) -> Any:
     """A PIL image: the rollout before and, below it, after; actions, frames, the target's reading and the value."""
     from PIL import Image, ImageDraw
 
     font, small = font_of(13), font_of(10)
     name, first = result.notes["targets"][label]["name"], result.notes["first_step"]
-    rollouts = {when: shown_of(result, s, label, when, names) for when in ("before", "after")}
+    rollouts = {when: shown_of(result, s, label, when, spec) for when in ("before", "after")}
     columns, top, arrows, words = len(rollouts["before"].frames), 28, 30, 40
     block = arrows + TILE + words
     image = Image.new("RGB", (LABEL + columns * (TILE + GAP), top + 2 * block), "white")
@@ -74,7 +74,7 @@ def draw_strip(result: artefacts.Result, s: int, label: str, names: Sequence[str
         pen.line((left, y + arrows - 3, image.width - GAP, y + arrows - 3), fill=GOLD, width=3)
         for t in range(columns):
             left, middle = LABEL + t * (TILE + GAP), LABEL + t * (TILE + GAP) + TILE / 2
-            image.paste(enlarged(x.frames[t], TILE, TILE), (left, y + arrows))
+            image.paste(fitted(x.frames[t], TILE), (left, y + arrows))
             if x.alive[t]:
                 arrow(pen, middle, y + arrows / 2 - 2, x.actions[t], 10, small)
             said = minus(f"step {t}, value {x.value[t]:.2f}") if x.alive[t] else f"step {t}, ended"
@@ -88,12 +88,12 @@ def draw_strip(result: artefacts.Result, s: int, label: str, names: Sequence[str
 VALUES = ("value", "value_drop", "value_rise")  # whose reading is the value, which is written anyway
 
 
-def video_frames(result: artefacts.Result, s: int, label: str, names: Sequence[str]) -> list[np.ndarray]:
+def video_frames(result: artefacts.Result, s: int, label: str, spec: EnvSpec) -> list[np.ndarray]:
     """uint8 [320, 512, 3] a step: before, and beside it after."""
     from PIL import Image, ImageDraw
 
     font, side = font_of(13), 256
-    rollouts = {when: shown_of(result, s, label, when, names) for when in ("before", "after")}
+    rollouts = {when: shown_of(result, s, label, when, spec) for when in ("before", "after")}
     about = result.notes["targets"][label]
     out = []
     for t in range(len(rollouts["before"].frames)):
@@ -108,7 +108,7 @@ def video_frames(result: artefacts.Result, s: int, label: str, names: Sequence[s
             pen.text((left + 6, 32), minus(said), fill="black", font=font)
             if x.alive[t]:
                 arrow(pen, left + side - 40, 44, x.actions[t], 9, font)
-            image.paste(enlarged(x.frames[t], side, side), (left, 64))
+            image.paste(fitted(x.frames[t], side), (left, 64))
         out.append(np.asarray(image))
     return out
 
@@ -144,19 +144,23 @@ def draw_courses(result: artefacts.Result) -> Any:
     return figure
 
 
-def draw(result: artefacts.Result, path: Path, names: Sequence[str], drawn: int, video: bool) -> None:
-    """``targets.png``; a PNG strip (and an MP4) a target and start, for worlds whose observation is a picture."""
+def pictured(result: artefacts.Result, spec: EnvSpec) -> bool:
+    """Whether what is kept of the rollouts is a picture.  spec: of the world."""
+    return spec.obs[result.notes["field"]].means == "image"
+
+
+def draw(result: artefacts.Result, path: Path, spec: EnvSpec, drawn: int, video: bool) -> None:
+    """``targets.png``; a PNG strip (and an MP4) a target and start, for worlds whose observation is a picture.  spec:
+    of the world."""
     draw_courses(result).savefig(path / "targets.png", dpi=110)
-    arrays = result.everything
-    frames = arrays[f"{result.notes['field']}_before_{next(iter(result.notes['targets']))}"]
-    if frames.dtype != np.uint8 or frames.ndim != 5:
-        result.notes["figures"] = "no strips: the observation of this world is no picture"
+    if not pictured(result, spec):
         return
-    jobs = [(label, s) for label in result.notes["targets"] for s in range(min(drawn, len(frames)))]
+    starts = min(drawn, len(result.everything[f"alive_before_{next(iter(result.notes['targets']))}"]))
+    jobs = [(label, s) for label in result.notes["targets"] for s in range(starts)]
     with bar("drawing", len(jobs), "strips") as progress:
         for label, s in jobs:
             file = f"{label.replace(':', '_')}_{s}"  # ica:1: not every file system has colons
-            save_picture(draw_strip(result, s, label, names), path / f"{file}.png")
+            save_picture(draw_strip(result, s, label, spec), path / f"{file}.png")
             if video:
-                write_video(path / f"{file}.mp4", video_frames(result, s, label, names))
+                write_video(path / f"{file}.mp4", video_frames(result, s, label, spec))
             progress.advance()

@@ -15,7 +15,7 @@ from analysis.target_functions.population import Population, Starts
 from analysis.target_functions.tables import summarise
 from analysis.target_functions.targets import Target
 from core import artefacts, ranks
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError
 from core.files import Spool
 from core.progress import bar
 from core.roll import Simulator
@@ -173,7 +173,7 @@ def compute(
         "first_step": config.first_step,
         "tries": tries,
         "population": len(population.z_NZ),
-        "field": next(iter(simulator.world.spec.obs)),
+        "field": field_shown(simulator.world.spec),
     }
     return result
 
@@ -196,6 +196,11 @@ def tries_of(config: TargetFunctionsConfig) -> int:
     return config.screen + config.restarts * (config.iterations + 1)
 
 
+def field_shown(spec: EnvSpec) -> str:
+    """The observation field that is kept of a rollout, and drawn: the first picture; where there is none the first."""
+    return next((name for name, field in spec.obs.items() if field.means == "image"), next(iter(spec.obs)))
+
+
 @torch.no_grad()
 def recorded(
     simulator: Simulator[Any], target: Target, z_SZ: Tensor, config: TargetFunctionsConfig, when: str,
@@ -204,11 +209,11 @@ def recorded(
     """Arrays of a target's modal rollouts ``before`` or ``after``: what they show, step by step; without the frames
     where a spool takes them."""
     parts: dict[str, list[np.ndarray]] = {}
+    name = field_shown(simulator.world.spec)
+    picture = simulator.world.spec.obs[name].means == "image"
     for z in z_SZ.split(BATCH):
         out = simulator.rollout(z, config.steps)
-        name = next(iter(out.obs))
         x = out.obs[name].cpu().numpy()
-        picture = x.ndim == 5 and x.shape[-1] == 3
         shown = (x * 255).round().clip(0, 255).astype(np.uint8) if picture else x
         if spool is None:
             parts.setdefault(name, []).append(shown)

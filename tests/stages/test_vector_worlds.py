@@ -16,7 +16,10 @@ from agents.adopted import build, save_adopted
 from agents.play import LiveWorld, likeliest
 from agents.recurrent import AgentConfig, RecurrentAgent, save_agent
 from analysis.coupling import __main__ as coupling
+from analysis.saliency import __main__ as saliency, figures as saliency_figures
+from analysis.shared import strips
 from analysis.shared.directions import fit_pca
+from analysis.target_functions import __main__ as target_functions
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, Field, Step, UserError, VecEnv
 from core.directions import fingerprint
@@ -135,6 +138,23 @@ def test_a_bundle_of_a_vector_world_keeps_its_units(planted: Path, tmp_path: Pat
     z = torch.randn(2, 16)
     torch.testing.assert_close(one.rollout(z, 2).obs["x"], other.rollout(z, 2).obs["x"], atol=0.05, rtol=0.05)
     assert artefacts.verify(tmp_path / "bundle" / "simulator") == []
+
+
+def test_a_world_without_pictures_says_that_none_are_drawn(
+    planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--simulator", planted / "simulator", "--threads", 1, "--steps", 4]
+    stage(record_samples, "RecordSamplesConfig", *words, "--rollouts", planted / "rollouts", "--samples", 2,
+          "--out", tmp_path / "samples")  # fmt: skip
+    stage(saliency, "SaliencyConfig", *words, "--samples", tmp_path / "samples", "--sample_ids", 0,
+          "--target_step", 2, "--integrated_steps", 2, "--out", tmp_path / "saliency")  # fmt: skip
+    why = "no observation field of this world is a picture (uint8 [height, width, channels])"
+    assert artefacts.Result.load(tmp_path / "saliency").notes["figures"] == f"none: {why}"
+    assert capsys.readouterr().err.splitlines() == [f"note: no strips are drawn: {why}"]
+    stage(target_functions, "TargetFunctionsConfig", *words, "--out", tmp_path / "targets", "--samples", 2,
+          "--screen", 2, "--restarts", 1, "--iterations", 1, "--maximise", "value", "--minimise")  # fmt: skip
+    assert artefacts.Result.load(tmp_path / "targets").notes["figures"] == f"no strips: {why}"
+    assert f"note: no strips are drawn: {why}" in capsys.readouterr().err
 
 
 # A world of several fields, an agent of somebody's own
@@ -364,6 +384,55 @@ def test_couplings_through_actions_of_several_parts(
     assert np.isfinite(a["jacobian"][0, :]).all() and (a["jacobian_through_world"] != 0).any()
     said = (out / "edges.md").read_text()
     assert "An action has 2 parts (step, switch): their 5 different choices were tried, one at a time" in said
+
+
+def test_a_grey_picture_of_any_size_is_drawn(
+    dreams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And filmed, with the names of actions of several parts; it keeps its shape."""
+    from PIL import Image
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(dreams / "data"))
+    words = ["--simulator", dreams / "simulator", "--threads", 1, "--steps", 4]
+    samples = ["--samples", dreams / "samples", "--sample_ids", 0, "--target_step", 2, "--integrated_steps", 2]
+    out = tmp_path / "saliency"
+    stage(saliency, "SaliencyConfig", *words, *samples, "--out", out)
+    result = artefacts.Result.load(out)
+    assert "figures" not in result.notes and "no strips" not in capsys.readouterr().err
+    a, spec = result.arrays, load_simulator(dreams / "simulator").world.spec
+    assert a["view"].dtype == np.uint8 and a["view"].shape == (1, 5, 8, 10, 1) and a["view"].max() > 50
+    assert {p.name for p in out.glob("sample_*")} == {f"sample_0_{q}.{kind}" for q in ("action", "value")
+                                                      for kind in ("png", "mp4")}  # fmt: skip
+    strip = saliency_figures.strip_of(result, 0, "value", "view", spec)
+    assert strip.actions == [spec.in_words(x) for x in a["action"][0]] and " + " in strip.actions[0]
+    drawn = np.asarray(Image.open(out / "sample_0_value.png").convert("RGB"))
+    x, y = strips.LABEL, 28 + 30  # of the first frame
+    tile = drawn[y : y + strips.TILE, x : x + strips.TILE]
+    assert (tile[:12] == 255).all() and (tile[-12:] == 255).all()  # 10 pixels wide, 8 high
+    assert (tile[70, 6::13, 0] == a["view"][0, 0, 4, :, 0]).all()
+
+    found = tmp_path / "targets"
+    stage(target_functions, "TargetFunctionsConfig", *words, "--out", found, "--samples", 2, "--screen", 2,
+          "--restarts", 1, "--iterations", 1, "--maximise", "value", "--minimise", "--drawn", 1)  # fmt: skip
+    assert artefacts.Result.load(found).notes["field"] == "view"
+    assert {p.suffix for p in found.glob("value_up_0.*")} == {".png", ".mp4"}
+
+
+def test_numbers_outlive_a_figure_that_fails(dreams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(dreams / "data"))
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such font")
+
+    monkeypatch.setattr(saliency, "draw", fails)
+    out = tmp_path / "saliency"
+    with pytest.raises(RuntimeError, match="no such font"):
+        stage(saliency, "SaliencyConfig", "--simulator", dreams / "simulator", "--samples", dreams / "samples",
+              "--threads", 1, "--sample_ids", 0, "--steps", 4, "--target_step", 2, "--integrated_steps", 2,
+              "--out", out)  # fmt: skip
+    with np.load(out / "arrays.npz") as saved:
+        assert np.isfinite(saved["grad_view_value"]).all()
+    assert (out / "saliency.csv").exists()
 
 
 def test_a_recorded_action_of_several_parts_is_named_by_all_of_them(corridor: Path) -> None:

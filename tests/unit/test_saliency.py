@@ -425,7 +425,7 @@ def test_batches_give_what_one_pass_gives(learned: Simulator[RSSMWorld], tmp_pat
         spooled = explain.compute(learned, z, ids, quantities, config, spool=spool)
         assert max(x.ndim for x in spooled.arrays.values()) == 2 < min(x.ndim for x in spooled.spooled.values())
         assert (spooled.tables, spooled.scalars) == (parts.tables, parts.scalars)
-        strips = [figures.strip_of(r, 2, "value", "frames", SPEC.action_names) for r in (spooled, parts)]
+        strips = [figures.strip_of(r, 2, "value", "frames", SPEC) for r in (spooled, parts)]
         assert all(np.array_equal(x, strips[1].maps[label]) for label, x in strips[0].maps.items())
         spooled.save(tmp_path)
     with np.load(tmp_path / "arrays.npz") as saved:

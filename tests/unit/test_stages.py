@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -182,3 +183,22 @@ def test_the_table_imports_no_door() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert typing.get_type_hints(Stage)["needs"] == tuple[str, ...]
+
+
+def drawn_before_saved(source: str) -> list[int]:
+    """Lines of blocks that write a run in which something is drawn before the result is saved."""
+    found = []
+    for block in ast.walk(ast.parse(source)):
+        if isinstance(block, ast.With) and any("new_run(" in ast.unparse(item.context_expr) for item in block.items):
+            calls = [node for node in ast.walk(block) if isinstance(node, ast.Call)]
+            saved = [c.lineno for c in calls if ast.unparse(c.func) == "result.save"]
+            drawn = [c.lineno for c in calls if re.match(r"(figures\.)?(draw|write_video)\w*$", ast.unparse(c.func))]
+            found += [min(drawn)] if saved and drawn and min(drawn) < min(saved) else []
+    return found
+
+
+def test_numbers_are_saved_before_they_are_drawn() -> None:
+    """A figure that fails costs none."""
+    assert drawn_before_saved("with new_run() as run:\n    draw(result)\n    result.save(run.path)") == [2]
+    found = {str(p): lines for p in modules() if (lines := drawn_before_saved(p.read_text()))}
+    assert not found

@@ -15,7 +15,7 @@ from analysis.target_functions import __main__ as tf, figures, search
 from analysis.target_functions.config import TargetFunctionsConfig
 from analysis.target_functions.population import Population, Starts, random_starts
 from analysis.target_functions.targets import Target, find_targets, log_of_ending
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError
 from core.directions import Basis
 from core.files import Spool
 from core.roll import Simulator, Trajectory
@@ -429,7 +429,7 @@ def test_a_target_that_cannot_be_read_is_an_empty_row_with_its_reason(
         rows = [r for r in result.tables["samples"] if r["target"] == "fleeting"]
         assert [r["over_control"] is None for r in rows] == [False, True, True, True]
         assert rows[3]["after"] is None and "the rollout before, the rollout after" in rows[3]["reason"]
-    figures.draw(result, tmp_path, ("left", "wait", "right"), 1, False)
+    figures.draw(result, tmp_path, PLANTED, 1, False)
     result.save(tmp_path)
     assert ",nan" not in (tmp_path / "targets.csv").read_text() + (tmp_path / "result.json").read_text()
     with pytest.raises(UserError, match="fleeting can be read in 0 of 16"):
@@ -439,6 +439,9 @@ def test_a_target_that_cannot_be_read_is_an_empty_row_with_its_reason(
 def test_a_population_of_one_latent_is_refused() -> None:
     with pytest.raises(UserError, match="tells no window from another: all 5 latents are the same"):
         Population.of(torch.full((5, 3), 0.25))
+
+
+LEFT = EnvSpec(env_id="x", obs={}, action_names=("left",), slots=1)
 
 
 def test_an_ended_step_is_drawn_blank() -> None:
@@ -453,11 +456,11 @@ def test_an_ended_step_is_drawn_blank() -> None:
     notes = {"field": "frames", "first_step": 1, "tries": 3, "targets": {
         "value_up": {"name": "value", "sign": 1, "unit": "return"}}}  # fmt: skip
     result = Result(arrays=arrays, tables={"samples": [row]}, notes=notes)
-    shown = figures.shown_of(result, 0, "value_up", "after", ("left",))
+    shown = figures.shown_of(result, 0, "value_up", "after", LEFT)
     assert (shown.frames[:2] == 0).all() and (shown.frames[2:] == figures.ENDED).all()
     assert (frames == 0).all()
-    strip = np.asarray(figures.draw_strip(result, 0, "value_up", ("left",)))
+    strip = np.asarray(figures.draw_strip(result, 0, "value_up", LEFT))
     x = [strips.LABEL + t * (strips.TILE + strips.GAP) + 20 for t in range(4)]
     assert (strip[28 + 30 + 20, x[1]] == 0).all() and (strip[28 + 30 + 20, x[2]] == figures.ENDED).all()
-    videos = figures.video_frames(result, 0, "value_up", ("left",))
+    videos = figures.video_frames(result, 0, "value_up", LEFT)
     assert len(videos) == 4 and videos[0].shape == (320, 512, 3)
