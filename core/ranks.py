@@ -135,6 +135,12 @@ def _from(source: int, value: Any) -> Any:
     return value if rank() == source else _unpacked(data)
 
 
+def _bytes_of(x: Tensor) -> Tensor:
+    """A tensor of any dtype as uint8 [bytes], in its own memory where that lies in order."""
+    flat = x.detach().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # a single number may lie at any stride
+
+
 def _packed(value: Any) -> Tensor:
     """A value as uint8 [bytes]: the length of a JSON text, that text, which says how the value is built, and the arrays
     one after the other."""
@@ -158,7 +164,7 @@ def _packed(value: Any) -> Tensor:
             arrays.append(x)
             return {"bytes": len(x)}
         if isinstance(x, Tensor):
-            size = keep(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            size = keep(_bytes_of(x.cpu()).numpy())
             return {
                 "tensor": str(x.dtype).removeprefix("torch."),
                 "shape": list(x.shape),
@@ -295,7 +301,7 @@ class Processes:
         own = x.movedim(dim, 0).contiguous()
         parts = [torch.empty_like(own) for _ in range(self.count)]
         with _connected():
-            torch.distributed.all_gather([p.view(torch.uint8) for p in parts], own.view(torch.uint8))
+            torch.distributed.all_gather([_bytes_of(p) for p in parts], _bytes_of(own))
         return torch.cat(parts).movedim(0, dim)
 
     def columns(self, *own: np.ndarray) -> list[np.ndarray]:

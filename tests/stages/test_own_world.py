@@ -29,6 +29,7 @@ from generative import adopt, record_samples
 from generative.adopt import AdoptWorldConfig, check, windows
 from generative.adopted import simulator_in
 from generative.load import load_simulator
+from tests.stages.test_ranks import assert_same, torchrun
 from validation.fidelity import __main__ as fidelity
 from validation.interventions import __main__ as interventions
 from validation.panel import __main__ as panel
@@ -97,6 +98,23 @@ def test_every_stage_takes_it(house: Path, tmp_path: Path, name: str, monkeypatc
     manifest = artefacts.read_manifest(tmp_path / "out")
     assert manifest["facts"]["agent"] == artefacts.read_manifest(house / "agent")["facts"]["agent"]
     assert artefacts.verify(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("what", ["--simulator simulator", pytest.param("--policy agent", marks=pytest.mark.slow)])
+def test_two_processes_give_what_one_gives_where_no_snapshot_can_be_passed_on(
+    house: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Gymnasium world's snapshots are Python objects; the starts are more than are branched at once."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    option, path = what.split()
+    words = ["--preset", "debug", "--starts", "40", "--horizon", "2", "--no-video"]
+    words += ["--hidden_states", f"{house}/states", option, f"{house}/{path}"]
+    run(interventions, "InterventionsConfig", *words, "--out", tmp_path / "one")
+    command = ["-m", "validation.interventions", *words, "--threads", "1", "--out", f"{tmp_path}/two"]
+    done = torchrun([command], tmp_path / "commands.json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stderr.count("note: the snapshots of gymnasium/CartPole-v1 are Python objects") == 1
+    assert_same(tmp_path / "one", tmp_path / "two")
 
 
 def test_a_report_and_a_panel_show_it(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,8 @@ def block(i: int) -> Any:
     x = torch.arange(i + 1, dtype=torch.float32) / 3
     return {
         "pair": Pair(np.full((i, 2), i / 7), {("of", i): 0.1 * i}), "x": x, "half": x.bfloat16(), "none": None,
-        "empty": torch.zeros(0, 3), "scalar": np.float64(i), "last": [True, "word", b"\x00\n\xff", float("nan")],
+        "empty": torch.zeros(0, 3), "strided": torch.arange(4.0)[None].T[:1], "scalar": np.float64(i),
+        "last": [True, "word", b"\x00\n\xff", float("nan")],
     }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ from validation.paired.course import (
     with_claimed,
     with_named,
 )
-from validation.paired.real import RealWorld
+from validation.paired.real import RealWorld, note_unshared
 from validation.paired.shared import SharedWorld, shared_world
 from validation.paired.starts import Starts, distinct_actions
 
@@ -228,6 +228,8 @@ def asked_in(
         return Asked(shared, shared.starts, shared.world_N, (env,))
     starts = find_starts(agent, 1, make, options, seed, device, where_started(options.start_when, basis, rule))
     env, branching = make(len(starts)), make(min(len(starts), BRANCHES))
+    if known is None:
+        note_unshared(env, starts)
     if known is None and not parts:
         named = with_named(distinct_actions(env, starts), env.spec, (h.on for h in hypotheses))
         measures = replace(measures, actions=named)

@@ -32,7 +32,7 @@ from validation.interventions.statistics import Controls, Effects
 from validation.interventions.tables import report
 from validation.paired.course import Measures, with_claimed, with_named
 from validation.paired.limits import last_in_time
-from validation.paired.real import RealWorld
+from validation.paired.real import RealWorld, note_unshared
 from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import PAST, Starts, When, collect_starts, distinct_actions
 
@@ -135,6 +135,7 @@ def both_benches(
     )
     env, few = make_env(len(starts)), make_env(min(len(starts), BRANCHES))
     try:
+        note_unshared(env, starts)
         actions = with_named(distinct_actions(env, starts), env.spec, claims)
         measures = Measures(actions, basis, with_claimed(options.directions, basis, claims), events, spec.parts)
         dreams = [dreamed_from(simulator, some, measures, options, generator, simulated) for some in (before, starts)]

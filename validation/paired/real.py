@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,22 @@ from validation.paired.course import Course, course_of
 from validation.paired.limits import require_whole
 from validation.paired.starts import Starts
 from validation.paired.tree import Paired, Places, together
+
+
+def can_be_given(states: Sequence[Any]) -> bool:
+    """Whether one process can give another these snapshots: bytes, and not a Gymnasium environment's copies, which are
+    Python objects.  Those each process makes for itself, all of them."""
+    return all(isinstance(state, bytes) for state in states)
+
+
+def note_unshared(env: VecEnv, starts: Starts) -> None:
+    """Say once, to whoever starts several processes, that none of them is spared a step of this world."""
+    if ranks.count() > 1 and not can_be_given(starts.states):
+        print(
+            f"note: the snapshots of {env.spec.env_id} are Python objects, which processes cannot give each other: "
+            "each plays all of the real world itself, and only what is simulated gets faster",
+            file=sys.stderr,
+        )
 
 
 @dataclass
@@ -69,7 +86,10 @@ class RealWorld(Paired):
             paid = known_rewards(reward)
             return Places(after, self.agent.encode(seen), reward, paid, ends, truncated, self.told(now)[:count])
 
-        return together([self.as_here(found) for found in ranks.each(range(0, len(states), slots), branch)])
+        blocks = range(0, len(states), slots)
+        if not can_be_given(states):
+            return together([branch(first) for first in blocks])
+        return together([self.as_here(found) for found in ranks.each(blocks, branch)])
 
     @property
     def plays_whole_courses(self) -> bool:
