@@ -14,6 +14,7 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m generative.adopt", file=sys.stderr)
     sys.exit(2)
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +73,9 @@ def called(what: str, run: Callable[[], Any]) -> Any:
         raise broken("calls", f"{what} fails: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
-def check(simulator: Simulator[Any], window: Mapping[str, Tensor]) -> None:
-    """UserError, one line that names the rule, unless the world keeps core.contracts.World and Inference.
+def check(simulator: Simulator[Any], window: Mapping[str, Tensor]) -> list[str]:
+    """UserError, one line that names the rule, unless the world keeps core.contracts.World and Inference; else what the
+    user is to know of it, a sentence each.
 
     window: observations [ROWS, I, ...] of its world.  In eval mode, on the CPU.
     """
@@ -92,7 +94,7 @@ def check(simulator: Simulator[Any], window: Mapping[str, Tensor]) -> None:
         raise broken("trees", "step gives a state of another form than start")
     _check_determinism(world, z, state, action, (after, then))
     _check_rows(world, z, state, action, then)
-    _check_gradients(world, z)
+    notes = _check_gradients(world, z)
     _shape("observe", called("observe", lambda: _observed(world, window)), (ROWS, 1, shown.features_BD.shape[1]))
     memory = called("memory", lambda: simulator.remembered(z))
     like = simulator.agent.initial(ROWS)
@@ -102,6 +104,7 @@ def check(simulator: Simulator[Any], window: Mapping[str, Tensor]) -> None:
         same = False
     if not same:
         raise broken("memory", "memory(z) does not give a state of this agent")
+    return notes
 
 
 def _actions(spec: EnvSpec) -> Tensor:
@@ -175,7 +178,9 @@ def _check_rows(world: Any, z: Tensor, state: Tree, action: Tensor, whole: Shown
                 raise broken("rows", "a row alone gives other numbers than in a batch: rows must not touch each other")
 
 
-def _check_gradients(world: Any, z: Tensor) -> None:
+def _check_gradients(world: Any, z: Tensor) -> list[str]:
+    """UserError where a gradient is missing, not finite, or 0 though what it is of does something; sentences on what
+    does nothing at these latents."""
     z = z.clone().requires_grad_()
     action = one_hot(_actions(world.spec), world.spec.parts, z).requires_grad_()
     state, shown = world.start(z, None)
@@ -184,12 +189,57 @@ def _check_gradients(world: Any, z: Tensor) -> None:
     for _ in range(STEPS):
         state, shown = world.step(state, action, None)
         later = later + sum(x.square().sum() for x in shown.obs.values()) + shown.reward_B.sum()
-    for out, source, what in ((first, z, "observations to the latent"), (later, action, "observations to the action")):
+    notes = []
+    for out, source, what, does, nothing in (
+        (first, z, "the latent", _latents_show, "latents change nothing of the first observations"),
+        (later, action, "the action", _actions_show,
+         f"actions change nothing that is shown or paid within {STEPS} steps in the states that were tried"),
+    ):  # fmt: skip
         grads = torch.autograd.grad(out, source, retain_graph=True, allow_unused=True) if _open(out) else (None,)
-        if grads[0] is None or not grads[0].any():
-            raise broken("gradients", f"none from {what} (a no_grad or detach on the way?)")
+        if grads[0] is None:
+            raise broken("gradients", f"none from observations to {what} (a no_grad or detach on the way, or never "
+                         "used? let it enter, by 0 times it where it does nothing)")  # fmt: skip
         if not grads[0].isfinite().all():
-            raise broken("gradients", f"those from {what} are NaN or infinite")
+            raise broken("gradients", f"those from observations to {what} are NaN or infinite")
+        if grads[0].any():
+            continue
+        if does(world, z.detach()):
+            raise broken("gradients", f"those from observations to {what} are 0, though another one changes what is "
+                         "shown (rounding or a threshold on the way?)")  # fmt: skip
+        notes.append(f"{nothing}: gradients to {what} are 0 there")
+    return notes
+
+
+@torch.no_grad()
+def _latents_show(world: Any, z: Tensor) -> bool:
+    """Whether other latents begin with other observations."""
+    other = world.normalise(z + torch.randn(z.shape, generator=torch.Generator().manual_seed(0)))
+    (_, one), (_, two) = world.start(z, None), world.start(other, None)
+    return not all(torch.equal(one.obs[k], two.obs[k]) for k in one.obs)
+
+
+@torch.no_grad()
+def _actions_show(world: Any, z: Tensor) -> bool:
+    """Whether any choice, held ``STEPS`` steps, changes an observation or a reward.  Of several parts one is changed at
+    a time."""
+    parts = world.spec.parts
+
+    def seen(choices: list[int]) -> list[Tensor]:
+        action = torch.tensor(choices).expand(ROWS, -1)
+        done = one_hot(action if len(parts) > 1 else action[:, 0], parts, z)
+        state, out = world.start(z, None)[0], []
+        for _ in range(STEPS):
+            state, shown = world.step(state, done, None)
+            out += [*shown.obs.values(), shown.reward_B]
+        return out
+
+    like = seen([0] * len(parts))
+    for p, count in enumerate(parts):
+        for choice in range(1, count):
+            held = seen([choice if q == p else 0 for q in range(len(parts))])
+            if not all(torch.equal(a, b) for a, b in zip(like, held, strict=True)):
+                return True
+    return False
 
 
 def _open(out: Any) -> bool:
@@ -214,12 +264,14 @@ def main(config: AdoptWorldConfig) -> None:
     world = build(module, source.file, agent.spec)
     fill(world, tensors, getattr(module, "rename", None), config.weights)
     simulator = simulator_in(world, agent)
-    check(simulator, windows(agent.spec, int(world.initial_frames), config.seed))
+    notes = check(simulator, windows(agent.spec, int(world.initial_frames), config.seed))
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         save_adopted(world, source, run.path, config.agent)
         run.facts = {"agent": fingerprint(agent), "simulator": fingerprint(simulator)}
         run.record("parameters", artefacts.parameter_count(world), "parameters")
     said = "with a memory of the agent's" if simulator.memory is not None else "the agent begins without a memory"
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     print(f"adopted {config.module} for {agent.spec.env_id} ({said}; SHA-256 {source.sha256[:16]}): {config.out}")
 
 

@@ -24,6 +24,7 @@ from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.stages import OF_AN_AGENT
+from envs.planted import PlantedAgent, PlantedModel, PlantedOptions
 from envs.registry import spec_of
 from generative import adopt, record_samples
 from generative.adopt import AdoptWorldConfig, check, windows
@@ -187,7 +188,7 @@ def broken(fault: str) -> Any:
             return z / 2 if fault == "normalise" else z
 
         def step(self, state: Tensor, action: Tensor, noise: Any = None) -> Any:
-            x, shown = super().step(state, action, noise)
+            x, shown = super().step(state, action.detach() if fault == "rounded" else action, noise)
             self.calls += 1
             if fault == "memory between calls":
                 x = x + self.calls
@@ -201,9 +202,22 @@ def broken(fault: str) -> Any:
                 x = x + x.mean()
             if fault == "cut":
                 x = x.detach()
-            if fault in ("rows", "memory between calls", "cut"):
+            if fault == "rounded":
+                x = x + action[:, :1].round()
+            if fault == "no action":
+                x = state + 0 * action[:, :1]
+            if fault == "unused action":
+                x = state
+            if fault in ("rows", "memory between calls", "cut", "rounded", "no action", "unused action"):
                 shown = shown._replace(obs={"x": x})
             return ((x, x) if fault == "form" else x), shown
+
+        def start(self, z: Tensor, noise: Any = None) -> Any:
+            state, shown = super().start(z, noise)
+            if "constant start" in fault:
+                state = torch.zeros_like(z) if "cut" in fault else 0 * z
+                shown = shown._replace(obs={"x": state})
+            return state, shown
 
         def memory(self, z: Tensor) -> Tensor:
             return z if fault == "state" else z.new_zeros(len(z), 128)
@@ -225,6 +239,9 @@ def broken(fault: str) -> Any:
         ("ending", "shapes: step's ending must be a probability"),
         ("rows", "rows: a row alone gives other numbers than in a batch"),
         ("cut", "gradients: none from observations to the action"),
+        ("unused action", "gradients: none from observations to the action .*, or never used"),
+        ("rounded", "gradients: those from observations to the action are 0, though another one changes what is shown"),
+        ("constant start, cut", "gradients: none from observations to the latent"),
         ("form", "trees: step gives a state of another form than start"),
         ("state", r"memory: memory\(z\) does not give a state of this agent"),
     ],
@@ -233,9 +250,52 @@ def test_a_broken_world_is_named(house: Path, fault: str, rule: str, monkeypatch
     monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
     agent = load_agent(house / "agent")
     window = windows(agent.spec, 1, 0)
-    check(simulator_in(broken("none"), agent), window)
+    assert check(simulator_in(broken("none"), agent), window) == []
     with pytest.raises(UserError, match=rule):
         check(simulator_in(broken(fault), agent), window)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("no action", "actions change nothing that is shown or paid within 3 steps in the states that were tried: "
+         "gradients to the action are 0 there"),
+        ("constant start", "latents change nothing of the first observations: gradients to the latent are 0 there"),
+    ],
+)  # fmt: skip
+def test_a_world_in_which_something_does_nothing_is_adopted_with_a_note(
+    house: Path, what: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gradient that is there and exactly 0 is no mistake where nothing else is so."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    agent = load_agent(house / "agent")
+    assert check(simulator_in(broken(what), agent), windows(agent.spec, 1, 0)) == [said]
+
+
+PLANTED = """
+from envs.planted import {kind}, PlantedOptions
+
+
+def {make}(spec):
+    return {kind}(PlantedOptions(**spec.options))
+"""
+
+
+def test_a_planted_world_whose_actions_do_nothing_is_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    options = PlantedOptions(kind="gated")
+    for kind, make, of in ((PlantedAgent, "make_agent", "agent"), (PlantedModel, "make_world", "world")):
+        (tmp_path / f"{of}.py").write_text(PLANTED.format(kind=kind.__name__, make=make))
+        finite = {k: x.clamp(-1e9, 1e9) if x.is_floating_point() else x for k, x in kind(options).state_dict().items()}
+        torch.save(finite, tmp_path / f"{of}.pt")
+    words = [tmp_path / "agent.py", "--weights", tmp_path / "agent.pt", "--env", "planted/gated"]
+    run(adopt_agent, "AdoptConfig", *words, "--out", tmp_path / "agent")
+    words = [tmp_path / "world.py", "--weights", tmp_path / "world.pt", "--agent", tmp_path / "agent"]
+    run(adopt, "AdoptWorldConfig", *words, "--out", tmp_path / "simulator")
+    assert capsys.readouterr().err.count("note: actions change nothing that is shown or paid within 3 steps") == 1
+    assert load_simulator(tmp_path / "simulator").world.latent_size == PlantedModel(options).latent_size
 
 
 def test_weights_that_do_not_fit(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
