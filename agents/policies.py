@@ -330,9 +330,10 @@ def load_policy(path: Path, device: torch.device | str = "cpu", name: str = WEIG
 
 
 def part_slices(spec: EnvSpec) -> dict[str, slice]:
-    """Where each part of the action lies in the flat logits and in the mask."""
+    """Where each part of the action lies in the flat logits and in the mask; one part ``action`` where the world names
+    none."""
     out, start = {}, 0
-    for part, choices in spec.action_parts.items():
+    for part, choices in (spec.action_parts or {"action": spec.n_actions}).items():
         out[part] = slice(start, start + choices)
         start += choices
     return out
@@ -340,7 +341,7 @@ def part_slices(spec: EnvSpec) -> dict[str, slice]:
 
 def _parts(logits_BA: Tensor, spec: EnvSpec) -> tuple[Tensor, ...]:
     """Normalised log-probabilities of each part, [B, choices]; uniform where none is allowed (a dead slot)."""
-    return tuple(x.log_softmax(-1) for x in logits_BA.split(list(spec.action_parts.values()), -1))
+    return tuple(x.log_softmax(-1) for x in logits_BA.split(list(spec.parts), -1))
 
 
 def log_probs(logits_BA: Tensor, action_BP: Tensor, spec: EnvSpec) -> Tensor:
@@ -373,7 +374,7 @@ def sample(
         uniform = torch.rand((rows, logp.shape[1]), generator=generator, device=logp.device, dtype=logp.dtype)
         uniform = uniform[at : at + len(logp)]
         logp = logp - (-uniform.clamp(min=1e-20).log()).log()
-    return torch.stack([x.argmax(-1) for x in logp.split(list(spec.action_parts.values()), -1)], -1)
+    return torch.stack([x.argmax(-1) for x in logp.split(list(spec.parts), -1)], -1)
 
 
 def kl_per_part(logits_p: Tensor, logits_q: Tensor, spec: EnvSpec) -> Tensor:

@@ -124,7 +124,7 @@ OF_POLICIES = {  # of Neural MMO
         "-m analysis.probes", "ProbesConfig", "read quantities of the world from states", "runs/probes",
         ("extraction",)),
     "patching": Stage(
-        "-m analysis.patching", "PatchingConfig", "patch one direction, measure the change of every policy head",
+        "-m analysis.patching", "PatchingConfig", "patch one direction, measure the change of every action head",
         "runs/patching", ("extraction", "policy"), ("probes",)),
 }  # fmt: skip
 

@@ -1,11 +1,12 @@
 """Which decisions a direction of the state carries: ``python -m analysis.patching DIR --policy POLICYDIR``.
 
 At a recorded step the state's coordinate along one direction is replaced by its value at another time, all else is
-kept, and the policy decides again from the same observation (so under the same mask): KL(original || patched) of each
-head, in nats.  Beside it stand random directions that occur, each from a recorded state to one of another unit, which
-move the state as far; a move of that length towards the donor; and the donor's whole state.  This is activation
-patching (Geiger et al. 2021, "Causal abstractions of neural networks"; Vig et al. 2020, arXiv:2004.12265) of one
-direction: what it says is about the heads at one step, not about what follows in the world.
+kept, and the agent decides again from the same observation (so under the same mask): KL(original || patched) of each
+head (of the only one, ``action``, where an action has no parts), in nats.  Beside it stand random directions that
+occur, each from a recorded state to one of another unit, which move the state as far; a move of that length towards the
+donor; and the donor's whole state.  This is activation patching (Geiger et al. 2021, "Causal abstractions of neural
+networks"; Vig et al. 2020, arXiv:2004.12265) of one direction: what it says is about the heads at one step, not about
+what follows in the world.
 
 N patched steps, D directions, C random controls, P heads (parts of the action), H state.
 """
@@ -21,7 +22,8 @@ if not __package__:  # run by its path, where the imports below fail
 import numpy as np
 import torch
 
-from agents.policies import load_policy
+from agents.load import load_agent
+from agents.policies import part_slices
 from analysis.patching.config import PatchingConfig
 from analysis.patching.directions import basis_directions, joined, pca_directions, probe_directions
 from analysis.patching.patch import check_alignment, draw_steps, patch
@@ -63,7 +65,7 @@ def main(config: PatchingConfig) -> None:
     inputs = artefacts.Inputs({
         "extraction": config.extraction, "policy": config.policy, "probes": config.probes, "basis": config.basis
     })  # fmt: skip
-    agent = load_policy(config.policy, device)
+    agent = load_agent(config.policy, device)
     rng = np.random.default_rng(config.seed)
     with RolloutStore(config.extraction) as store:
         name, recorded = fingerprint(agent), store.manifest["facts"].get("agent")
@@ -103,7 +105,7 @@ def main(config: PatchingConfig) -> None:
             agent, steps, directions, h_MH.astype(np.float64).std(0),
             doses=doses, controls=config.controls, batch=config.batch, seed=config.seed,
         )  # fmt: skip
-        parts = list(agent.spec.action_parts)
+        parts = list(part_slices(agent.spec))
         rows, dosed = table_of(
             patched, directions.names, parts, doses, steps.unit_N, resamples=config.resamples, rng=rng
         )

@@ -13,12 +13,12 @@ from analysis.shared.units import Unit
 
 @dataclass(frozen=True, kw_only=True)
 class PatchingConfig:
-    """Activation patching: replace one coordinate of recorded states and measure the change of every policy head."""
+    """Activation patching: replace one coordinate of recorded states and measure the change of every action head."""
 
     extraction: tyro.conf.Positional[Path] = Path("runs/activations")
-    """recorded states with observations (record.py of a policy, or analysis.extract_activations)"""
+    """recorded states with observations (record.py, or analysis.extract_activations of Neural MMO)"""
     policy: Path
-    """run directory of the policy that was recorded"""
+    """run directory of the agent that was recorded: of train.py or adopted (docs/bring-your-own.md)"""
     out: Path = Path("runs/patching")
     """run directory to write"""
     pca_size: int = 8

@@ -18,11 +18,11 @@ from analysis.patching.directions import Directions
 from core.contracts import Agent, UserError
 from core.episodes import RolloutStore
 from core.progress import bar
-from core.roll import heads_at
-from core.trees import Tree
+from core.trees import Tree, unflatten
 
 LEAST_LOGIT = -1e8  # below: not allowed
 ALIKE = 1e-5  # standard deviations; states no further apart are one
+AGAIN = "record the agent again (record.py, or analysis.extract_activations)"
 VALUE_TOLERANCE = 1e-3  # relative; of a recorded value that is computed again
 
 
@@ -37,6 +37,7 @@ class Steps(NamedTuple):
     unit_N: np.ndarray
     index_N2: np.ndarray  # (episode, t)
     donor_index_N2: np.ndarray
+    state_NS: np.ndarray | None = None  # the agent's whole state, where it is more than h
 
 
 # Steps
@@ -60,10 +61,12 @@ def draw_steps(store: RolloutStore, config: PatchingConfig, unit_E: np.ndarray, 
         while (same_N := unit_E[donor_N2[:, 0]] == unit_E[index_N2[:, 0]]).any():
             donor_N2[same_N] = pool_M2[rng.integers(len(pool_M2), size=int(same_N.sum()))]
     obs_names = [f"obs/{name}" for name in store.spec.obs]
-    here = _rows_at(store, ["h", "action", "value", *obs_names], index_N2)
+    whole = [name for name in ("state",) if name in store.column_names]
+    here = _rows_at(store, ["h", "action", "value", *whole, *obs_names], index_N2)
     return Steps(
         here["h"], _rows_at(store, ["h"], donor_N2)["h"], {n.partition("/")[2]: here[n] for n in obs_names},
-        here["action"], here["value"], unit_E[index_N2[:, 0]], index_N2, donor_N2,
+        here["action"].reshape(len(index_N2), -1), here["value"], unit_E[index_N2[:, 0]], index_N2, donor_N2,
+        here.get("state"),
     )  # fmt: skip
 
 
@@ -89,8 +92,8 @@ def check_alignment(agent: Agent, steps: Steps, batch: int) -> dict[str, float]:
     """
     least, off = np.inf, 0.0
     for rows in np.array_split(np.arange(len(steps.h_NH)), -(-len(steps.h_NH) // batch)):
-        h_BH, seen = _shown(agent, steps, rows)
-        logits_BA, value_B = heads_at(agent, h_BH, seen)
+        h_BH, *where = _shown(agent, steps, rows)
+        logits_BA, value_B = _decided(agent, h_BH, *where)
         action_BP = torch.from_numpy(steps.action_NP[rows]).to(h_BH.device)
         least = float(np.minimum(least, float(log_probs(logits_BA, action_BP, agent.spec).min())))
         recorded_B = torch.from_numpy(steps.value_N[rows]).to(h_BH.device)
@@ -98,20 +101,29 @@ def check_alignment(agent: Agent, steps: Steps, batch: int) -> dict[str, float]:
     if not least >= LEAST_LOGIT:
         raise UserError(
             "the policy could not have taken a recorded action: states, observations and actions do not belong "
-            "together; extract the activations again"
+            f"together; {AGAIN}"
         )
     if not off <= VALUE_TOLERANCE:
         raise UserError(
             f"the policy's value of a recorded state is {off:.2g} off the recorded one: states and observations do not "
-            "belong together; extract the activations again"
+            f"belong together; {AGAIN}"
         )
     return {"least_log_probability": least, "value_off": off}
 
 
-def _shown(agent: Agent, steps: Steps, rows: np.ndarray) -> tuple[Tensor, Tree]:
+def _shown(agent: Agent, steps: Steps, rows: np.ndarray) -> tuple[Tensor, Tree, Tree]:
+    """(h, what is seen, the agent's state) of some steps."""
     device = next(agent.parameters()).device if isinstance(agent, torch.nn.Module) else torch.device("cpu")
     obs = {name: torch.from_numpy(values[rows]).to(device) for name, values in steps.obs.items()}
-    return torch.from_numpy(steps.h_NH[rows]).to(device), agent.encode(obs)
+    state = agent.initial(len(rows))
+    if steps.state_NS is not None:
+        state = unflatten(torch.from_numpy(steps.state_NS[rows]).to(device), state)
+    return torch.from_numpy(steps.h_NH[rows]).to(device), agent.encode(obs), state
+
+
+def _decided(agent: Agent, h_BH: Tensor, seen: Tree, state: Tree) -> tuple[Tensor, Tensor]:
+    """(logits, value) with this h in the place of the state's own."""
+    return agent.heads(*agent.replaced("h", h_BH, seen, state))
 
 
 # Patching
@@ -163,7 +175,7 @@ def patch(
     std_H: of the recorded states (0: never changes).  Lengths are those of the z-scored state.  The same random
     directions (``recorded_directions``) serve every direction, and a step's sign along them is that of its patch.
     """
-    n, d, parts = len(steps.h_NH), len(directions.names), len(agent.spec.action_parts)
+    n, d, parts = len(steps.h_NH), len(directions.names), len(agent.spec.parts)
     unit_CH = recorded_directions(steps.h_NH, steps.unit_N, std_H, controls, np.random.default_rng(seed))
     scale_H = np.where(std_H > 0, std_H, 1)
     change_NH = (steps.donor_NH - steps.h_NH).astype(np.float64)
@@ -179,12 +191,14 @@ def patch(
     batches = np.array_split(np.arange(n), -(-n // batch))
     with bar("patching", len(batches) * d, "directions") as progress:
         for rows in batches:
-            h_BH, seen = _shown(agent, steps, rows)
-            logits_BA, _ = heads_at(agent, h_BH, seen)
+            h_BH, *where = _shown(agent, steps, rows)
+            logits_BA, _ = _decided(agent, h_BH, *where)
 
-            def kl(change_BH: np.ndarray, h_BH: Tensor = h_BH, seen: Any = seen, logits_BA: Tensor = logits_BA) -> Any:
+            def kl(
+                change_BH: np.ndarray, h_BH: Tensor = h_BH, where: Any = where, logits_BA: Tensor = logits_BA
+            ) -> Any:
                 moved_BH = h_BH + torch.from_numpy(change_BH.astype(np.float32)).to(h_BH.device)
-                after_BA = heads_at(agent, moved_BH, seen)[0]
+                after_BA = _decided(agent, moved_BH, *where)[0]
                 return kl_per_part(logits_BA.double(), after_BA.double(), agent.spec).cpu().numpy()
 
             for p, part in enumerate(part_slices(agent.spec).values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from agents import adopt, record
 from agents.policies import PolicyAgent, load_policy, sample, save_policy
 from analysis.patching import __main__ as patching, table
 from analysis.probes import __main__ as probes
@@ -19,6 +21,8 @@ from core.artefacts import Result, write_json
 from core.contracts import EnvSpec, Field
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter
+from envs.planted import PlantedAgent, PlantedOptions
+from envs.planted_truth import truth
 
 SIZE, FEATURES = 16, ["tick", "in_combat", "n_visible_players", "self_gold"]
 PARTS = {"Move.Direction": 5, "Attack.Style": 4, "Buy.MarketItem": 3}
@@ -237,6 +241,35 @@ def test_patching_finds_the_wiring(world: Path, tmp_path: Path, capsys: pytest.C
     assert (here != there).all()
 
 
+def test_patching_takes_an_adopted_agent_with_one_action(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The planted agent's cause moves its only head; the nuisance, which a probe decodes, does not."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    options = PlantedOptions()
+    agent, known = PlantedAgent(options), truth(options)
+    (tmp_path / "mine.py").write_text(
+        "from envs.planted import PlantedAgent, PlantedOptions\n\n\n"
+        "def make_agent(spec):\n    return PlantedAgent(PlantedOptions(**spec.options))\n"
+    )
+    torch.save(agent.state_dict(), tmp_path / "mine.pt")
+    adopted = ["--weights", str(tmp_path / "mine.pt"), "--env", "planted/confounded", "--out", str(tmp_path / "agent")]
+    adopt.main(cli.parse(adopt.AdoptConfig, [str(tmp_path / "mine.py"), *adopted], adopt.STAGE))
+    record.main(record.RecordConfig(agent=tmp_path / "agent", out=tmp_path / "rollouts", episodes=40, slots=8))
+    name = artefacts.read_manifest(tmp_path / "agent")["facts"]["agent"]
+    with artefacts.new_run(tmp_path / "basis", "hidden_states", {}) as opened:
+        replace(known.basis, agent=name).save(opened.path)
+    words = ("--policy", tmp_path / "agent", "--basis", tmp_path / "basis", "--basis_kind", known.basis.kind)
+    more = ("--pca_size", 0, "--controls", 299, "--states", 100, "--resamples", 99, "--threads", 1)
+    result = run(patching, tmp_path / "rollouts", "--out", tmp_path / "patching", *words, *more)
+    said = {(row["direction"], row["head"]): row for row in result.tables["patching"]}
+    cause, nuisance = (known.basis.names[i] for i in (known.causal, known.nuisance))
+    assert {head for _, head in said} == {"action", table.ALL} and result.notes["heads"] == ["action", table.ALL]
+    assert said[cause, "action"]["verdict"] == "moves it more than random directions do"
+    assert said[nuisance, "action"]["kl"] < 1e-6 < said[cause, "action"]["kl"]
+    assert f"{cause} -> action" in capsys.readouterr().out
+
+
 def test_mistakes_with_patching(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(extraction: str, *argv: object, policy: str = "policy") -> str:
         return fails(capsys, patching, world / extraction, "--policy", world / policy, "--out", tmp_path / "out", *argv)
@@ -252,7 +285,7 @@ def test_mistakes_with_patching(world: Path, tmp_path: Path, capsys: pytest.Capt
     )
     assert "--doses are different shares" in said("extraction", "--doses", 1, 2)
     assert "choose 1 to 16" in said("extraction", "--pca_size", 99)
-    assert "holds no policy" in said("extraction", policy="extraction")
+    assert "holds no agent" in said("extraction", policy="extraction")
     assert not (tmp_path / "out").exists()
 
 

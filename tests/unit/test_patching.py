@@ -141,6 +141,31 @@ def test_kl_is_that_of_the_heads_with_one_neuron_replaced() -> None:
     np.testing.assert_allclose(patched.swap_NP, kl_per_part(before, swapped, SPEC).numpy(), atol=1e-5)
 
 
+def test_what_a_state_holds_beside_h_is_kept() -> None:
+    """Heads that read more than h decide with the recorded rest of the state."""
+
+    class Gated(Linear):
+        def initial(self, batch: int) -> Any:
+            return torch.zeros(batch, H), torch.zeros(batch, 1)
+
+        def heads(self, seen: Tensor, state: Any) -> tuple[Tensor, Tensor]:
+            return super().heads(seen, state[0] * state[1])
+
+        def replaced(self, point: str, x_BN: Tensor, seen: Tensor, state: Any) -> Any:
+            return seen, (x_BN, state[1])
+
+    steps = planted()
+    half = np.full((len(steps.h_NH), 1), 0.5, np.float32)
+    steps = steps._replace(state_NS=np.concatenate([steps.h_NH, half], 1), value_N=steps.h_NH[:, 0] / 2)
+    assert check_alignment(Gated(), steps, 64)["value_off"] < 1e-6
+    halved = found(neurons(MOVE), steps, Gated())[1]
+    as_far = Linear()
+    as_far.weights_HA = as_far.weights_HA / 2
+    assert [row.get("kl") for row in halved] == pytest.approx(
+        [row.get("kl") for row in found(neurons(MOVE), planted(), as_far)[1]]
+    )
+
+
 def test_more_of_the_way_moves_more() -> None:
     _, _, doses = found(neurons(MOVE))
     curve = [row["kl"] for row in doses if row["head"] == "Move"]
