@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,7 +15,7 @@ from analysis.coupling.estimates import Coupling
 from analysis.coupling.extremes import TAILS, Extremes
 from analysis.coupling.kinds import Kinds
 from core import artefacts
-from core.stats import benjamini_hochberg, least_permutations, least_units, smallest_p
+from core.stats import benjamini_hochberg, least_permutations, least_units, never_alone, smallest_p
 
 
 def assemble(
@@ -158,20 +157,16 @@ def resolution(coupling: Coupling, config: CouplingConfig) -> list[str]:
         ("Jacobians", MEAN, coupling.p_jacobian[""], coupling.sample_episodes),
         ("correlations", PAIRING, coupling.p_correlation, coupling.pair_episodes),
     )
-    said = []
+    said: list[str | None] = []
     for name, kind, p, episodes in families:
         tests, most = int(np.isfinite(p).sum()), int(episodes.max())
         least = max(smallest_p(most, kind), 1 / (1 + config.permutations))
-        if tests and least * tests > config.alpha:
+        if tests:
             alone = config.alpha / tests
             need = [f"--permutations {least_permutations(alone)}"] if 1 / (1 + config.permutations) > alone else []
             need += [f"{least_units(alone, kind)} episodes of a behaviour"] if smallest_p(most, kind) > alone else []
-            said.append(
-                f"{tests} {name} are tested together and p is never below {least:.2g}: at least "
-                f"{math.ceil(least * tests / config.alpha)} must reach that for one to count; one alone could with "
-                f"{' and '.join(need)}, or with fewer --lags or --directions"
-            )
-    return said
+            said.append(never_alone(tests, name, least, config.alpha, need, "--lags or --directions"))
+    return [sentence for sentence in said if sentence is not None]
 
 
 def _put(result: artefacts.Result, name: str, found: Agreement) -> None:

@@ -190,6 +190,8 @@ def main(config: ProbesConfig) -> None:
             figure.savefig(run.path / file, dpi=100, metadata={"Software": None})
         run.facts = {"agent": name}
         run.metrics = result.scalars
+    for said in result.notes["resolution"]:
+        print(f"note: {said}", file=sys.stderr)
     print(summary(result, config.out))
 
 

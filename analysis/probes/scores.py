@@ -37,9 +37,12 @@ from core.stats import (
     failure_not_met,
     gain_not_met,
     jackknifed,
+    least_permutations,
     least_units,
     left_out,
     mean_p,
+    never_alone,
+    smallest_p,
 )
 
 CONSTANTS = 20  # random targets of each control
@@ -164,6 +167,7 @@ def _assemble(
             row["verdict"] = verdict(row, bool(result.notes["given"]), config.smallest)
             row |= {c: added_verdict(row, c, config.smallest) for c, (name, _) in ADDED.items() if name in row}
     result.tables["targets"] = table
+    result.notes["resolution"] = resolution(table, config.shuffles)
     if agents:
         result.tables["agents"] = agents
     largest = max((part for part in parts if part.varying), key=lambda part: int(part.on_N.sum()))
@@ -187,6 +191,24 @@ def _assemble(
                 result.arrays[name] = np.concatenate([part.found.arrays[name] for part in done])
         result.notes["directions"] = varying
     result.arrays["index"] = rows.index_N2
+
+
+def resolution(table: Sequence[Mapping[str, Any]], shuffles: int) -> list[str]:
+    """What ``verdict`` asks of every target, exchanged targets and the gain over time alone, where no target could be
+    shown by itself, a sentence each: so many targets are tested that so few exchanges or units cannot tell one."""
+    said = []
+    for name, what, kind, drawn in (
+        ("linear", "quantities (against exchanged ones)", "permutation", shuffles),
+        ("with_time_minus_time", "quantities (against time alone)", "mean", None),
+    ):
+        of = [row for row in table if row.get(f"{name}_q") is not None]
+        if not of:
+            continue
+        alone, units = ALPHA / len(of), max(row["n"] for row in of)
+        need = [f"--shuffles {least_permutations(alone)}"] if drawn is not None and 1 / (1 + drawn) > alone else []
+        need += [f"{least_units(alone, kind)} units"] if smallest_p(units, kind) > alone else []
+        said.append(never_alone(len(of), what, smallest_p(units, kind, drawn), ALPHA, need, "--targets"))
+    return [sentence for sentence in said if sentence is not None]
 
 
 def _scored(

@@ -164,10 +164,13 @@ def test_probes_read_what_is_there_and_name_what_is_not(world: Path, capsys: pyt
     assert all(len(np.unique(fold[maps == m])) == 1 for m in range(12))
 
 
-def test_fewer_states_are_every_nth_of_each_life(world: Path, tmp_path: Path) -> None:
+def test_fewer_states_are_every_nth_of_each_life(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ("--shuffles", 19, "--resamples", 99, "--no-mlp", "--threads", 1, "--targets", "row", "step")
     some = ("--max_rows", 400, "--given", "tick")
     result = run(probes, world / "extraction", "--out", tmp_path / "few", *some, *options)
+    assert "note: 2 quantities (against exchanged ones) are tested together and p is never" in capsys.readouterr().err
     index = result.arrays["index"]
     assert len(index) <= 400 and (np.diff(index[index[:, 0] == 0, 1]) == 3).all() and len(np.unique(index[:, 0])) == 36
     assert [row["target"] for row in result.tables["targets"]] == ["row", "step"]

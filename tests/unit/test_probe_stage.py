@@ -78,6 +78,9 @@ def planted(seed: int, *, units: int = 12, lives: int = 3, steps: int = 40) -> R
     return Rows(whole["x"].astype(np.float32), quantities, None, index, whole["t"], groups)
 
 
+UNSHOWN = "not shown to be more than time alone predicts"
+
+
 def by_target(result: Any) -> dict[str, dict[str, Any]]:
     return {row["target"]: row for row in result.tables["targets"]}
 
@@ -176,6 +179,21 @@ def test_mediation_keeps_its_level_and_its_power() -> None:
     assert np.mean(np.array(p["own"]) <= 0.05) == 1
     for name in ("through", "elsewhere"):
         assert np.mean(np.array(p[name]) <= 0.05) <= 0.15  # binomial, 40 runs at 0.05: P(more) < 4e-3
+
+
+def test_too_few_exchanges_to_show_any_quantity_by_itself_are_said() -> None:
+    """19 exchanges give p .05 at best, which one of four quantities cannot pass alone; 79 can, as the note says."""
+    names = ("own", "xor", "elsewhere", "through")
+    for shuffles, q, said in (
+        (19, 0.05, "4 quantities (against exchanged ones) are tested together and p is never below 0.05: at least 4 "
+         "must reach that for one to count; one alone could with --shuffles 79, or with fewer --targets"),
+        (79, 0.0, None),
+    ):  # fmt: skip
+        result = probe(planted(3), names, (), "world", ProbesConfig(shuffles=shuffles, resamples=99, mlp=False))
+        own = by_target(result)["own"]
+        assert result.notes["resolution"] == ([] if said is None else [said])
+        assert own["linear"] > 0.7 and own["linear_p"] == pytest.approx(1 / (1 + shuffles))
+        assert own["linear_q"] > q and own["verdict"] == ("read" if said is None else UNSHOWN)
 
 
 def test_a_constant_of_a_world_is_read_where_the_split_lets_lives_of_it_apart() -> None:
