@@ -45,9 +45,7 @@ class Coupling(NamedTuple):
     samples: np.ndarray  # [behaviours], Jacobians
     sample_episodes: np.ndarray
     ended: float  # share of tried actions after which the simulated episode ends before T
-    actions: Sequence[
-        Sequence[str]
-    ]  # what was enumerated: names of those (choices of a part) that do the same, together
+    actions: Sequence[Sequence[str]]  # what was enumerated: actions (choices of a part) that do the same, together
     kinds: Kinds | None = None  # of the behaviours, by their whole Jacobians
     extremes: Extremes | None = None  # None: not asked for
     parts: Sequence[str] = ()  # of an action, where it has several
