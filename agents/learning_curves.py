@@ -221,7 +221,7 @@ def rows_of(text: str, path: Path, needed: Sequence[str]) -> list[dict[str, str]
     have = rows[0].keys() if rows else ()
     missing = [name for name in needed if name not in have]
     if missing:
-        raise UserError(f"{path}: {'no rows' if not rows else f'no column {missing[0]}'}; a {path.name} has "
+        raise UserError(f"{path}: {'no rows' if not rows else f'no column {missing[0]}'}; needed: "
                         f"{' and '.join(needed)}")  # fmt: skip
     return rows
 

@@ -86,7 +86,7 @@ class RecordConfig:
     """first level of the pool; none: that of --split"""
     num_levels: int | None = None
     """size of the level pool; none: that of --split"""
-    truth: tuple[str, ...] = ()
+    truth: tuple[str, ...] | None = None
     """Procgen: labels read off the game's state into columns truth/NAME (docs/truth.md): all, positions, or one of
     these and every N (steps), as in "all every 4"; none: only the level"""
     branches: int = 0
@@ -377,7 +377,7 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
     """One recording, of the agent with these weights."""
     inputs = artefacts.Inputs({"agent": config.agent, **config.intervention.inputs})
     agent = load_agent(config.agent, device, weights)
-    truth = parse_truth(config.truth)
+    truth = None if config.truth is None else parse_truth(config.truth)
     if truth is not None and not agent.spec.env_id.startswith("procgen/"):
         raise UserError(
             f"--truth is read off a Procgen game's state; recordings of {agent.spec.env_id} hold all its labels"

@@ -45,7 +45,10 @@ def direction_ids(words: Sequence[str], of: str | Basis, what: str) -> list[int]
     for word in words:
         known = word if isinstance(of, str) else of.numbered(word, what)
         if (found := direction_of(known, kind)) is None:
-            raise UserError(f"{what}: {word!r} is no direction: neither a name such as {name_of(kind, 5)} nor a number")
+            labels = [] if isinstance(of, str) else [f"{kind}:{label}" for label in of.labels]
+            hint = f"; did you mean {kind}:{word}?" if f"{kind}:{word}" in labels else nearest(word, labels)
+            raise UserError(f"{what}: {word!r} is no direction: neither a name such as {name_of(kind, 5)} nor a "
+                            f"number{hint}")  # fmt: skip
         if found[0] != kind:
             raise UserError(f"{what}: {word!r} is of another basis than {kind}; choose it with --basis_kind {found[0]}")
         ids.append(found[1])

@@ -342,4 +342,6 @@ def keys_of_today(saved: Mapping[str, Any], stage: str) -> dict[str, Any]:
         if isinstance(to, str) and "=" not in to:
             del out[key]
             out |= {} if value is None else {to: value}
+    if stage == "record" and out.get("truth") == []:  # was "none" until --truth without a word was refused
+        out["truth"] = None
     return out

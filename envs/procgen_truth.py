@@ -310,12 +310,11 @@ class WithTruth:
         return replace(step, truth={**step.truth, **truth})
 
 
-def parse_truth(words: Sequence[str]) -> tuple[Read, int] | None:
-    """What ``--truth`` says: ``all`` or ``positions``, each with ``every N`` or alone; ``every N`` is of all; nothing:
-    None."""
+def parse_truth(words: Sequence[str]) -> tuple[Read, int]:
+    """What ``--truth`` says: ``all`` or ``positions``, each with ``every N`` or alone; ``every N`` is of all."""
     left = list(words)
     if not left:
-        return None
+        raise UserError("--truth names nothing to read: write --truth all, positions, or every N (N from 1)")
     read: Read = "all"
     if left[0] in ("all", "positions"):
         read = "positions" if left.pop(0) == "positions" else "all"

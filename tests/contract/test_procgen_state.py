@@ -511,9 +511,9 @@ def test_truth_has_the_columns_that_are_promised(made: Made, game: str) -> None:
 
 
 def test_words_of_truth() -> None:
-    assert parse_truth([]) is None and parse_truth(["all"]) == ("all", 1)
+    assert parse_truth(["all"]) == ("all", 1)
     assert parse_truth(["every", "4"]) == ("all", 4) and parse_truth(["positions", "every", "2"]) == ("positions", 2)
-    for bad in (["al"], ["every"], ["every", "0"], ["every", "x"], ["all", "positions"]):
+    for bad in ([], ["al"], ["every"], ["every", "0"], ["every", "x"], ["all", "positions"]):
         with pytest.raises(UserError, match="--truth"):
             parse_truth(bad)
 

@@ -424,7 +424,10 @@ def test_a_target_that_cannot_be_read_is_an_empty_row_with_its_reason(
         assert {fleeting[k] for k in ("before", "after", "gain", "over_control", "p", "q")} == {None}
         assert tf.in_words(fleeting, 4) == fleeting["reason"] == result.notes["left_out"]["fleeting_up"]
     else:
-        assert fleeting["n"] == 1 and fleeting["reason"] == "3 of 4 starts end too early to be read or compared"
+        assert fleeting["n"] == 1 and fleeting["reason"] == "3 of 4 starts end too early to be compared"
+        samples = [r for r in result.tables["samples"] if r["target"] == "fleeting" and r["over_control"] is not None]
+        assert [fleeting[k] for k in ("after", "control")] == [samples[0][k] for k in ("after", "control")]
+        assert fleeting["over_control"] == pytest.approx(fleeting["after"] - fleeting["control"])
         assert fleeting["before"] is not None and fleeting["reason"] in tf.in_words(fleeting, 4)
         rows = [r for r in result.tables["samples"] if r["target"] == "fleeting"]
         assert [r["over_control"] is None for r in rows] == [False, True, True, True]

@@ -31,7 +31,7 @@ from validation.hypotheses.grammar import (
     shift_of,
 )
 from validation.interventions import verdicts
-from validation.interventions.__main__ import InterventionsConfig, check
+from validation.interventions.__main__ import InterventionsConfig, check, print_summary
 from validation.interventions.agreement import agreement
 from validation.interventions.bench import Bench, effects_in
 from validation.interventions.controls import Family, Mocks, Pick, choose, contest, mocks_of, run_ways
@@ -226,7 +226,7 @@ def test_starts_in_a_state_that_never_comes_are_a_user_error(planted, monkeypatc
                        when=first_above(np.inf))  # fmt: skip
 
 
-def test_a_study_of_starts_in_one_behaviour_is_of_these_alone(planted):
+def test_a_study_of_starts_in_one_behaviour_is_of_these_alone(planted, capsys):
     simulator, planted_truth = planted
     sign = torch.zeros(planted_truth.basis.project_HK.shape[0], 2)
     sign[0] = torch.tensor([-1.0, 1.0])
@@ -236,6 +236,9 @@ def test_a_study_of_starts_in_one_behaviour_is_of_these_alone(planted):
     assert (found.arrays["h"][:, 0] > 1).all() and found.notes["starts_in"] == "in behaviour=1"
     assert all(claim["text"].startswith("At starts in behaviour=1: ") for claim in found.notes["claims"])
     assert found.notes["claim"].startswith("At starts in behaviour=1: ")
+    assert found.notes["gate"]["text"].startswith("At starts in behaviour=1: ")
+    print_summary(found)
+    assert "at starts in behaviour=1, sign agreement, simulated against observed" in capsys.readouterr().out
     with pytest.raises(UserError, match="behaviour 7 does not exist"):
         study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), planted_truth.basis,
               replace(options, start_when=("behaviour=7",)), rule=rule)  # fmt: skip

@@ -329,12 +329,13 @@ def print_summary(result: Result) -> None:
     for said in (result.notes.get("paired"), *result.notes["warnings"], result.notes["gate"]["text"]):
         if said:
             print(said)
+    about = f"at starts {result.notes['starts_in']}, " if result.notes["starts_in"] else ""
     for name in ("sign_agreement", "rank_correlation", "slope"):
         if name in result.scalars:
             by_chance, p = result.scalars[f"{name}_p"], ""
             if by_chance["value"] is not None:
                 p = f"; p = {by_chance['value']:.2g} with predictions exchanged among {by_chance['n']} directions"
-            print(f"{name.replace('_', ' ')}, simulated against observed: {short(result.scalars[name])}{p}")
+            print(f"{about}{name.replace('_', ' ')}, simulated against observed: {short(result.scalars[name])}{p}")
     for claim in result.notes["claims"]:
         if claim["headline"]:
             print(claim["text"])

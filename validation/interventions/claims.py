@@ -58,10 +58,10 @@ def restate(row: Row, special_q: float, verdict_of: Callable[[Row], str]) -> Non
     row["verdict"] = verdict_of(row)
 
 
-def about_starts(claims: Iterable[Row], words: str) -> None:
-    """Put where all starts are (``started_in``; '': anywhere) in front of every claim's text."""
-    for claim in claims if words else ():
-        claim["text"] = f"At starts {words}: {claim['text']}"
+def about_starts(said: Iterable[dict[str, Any]], words: str) -> None:
+    """Put where all starts are (``started_in``; '': anywhere) in front of the ``text`` of claims and of the gate."""
+    for one in said if words else ():
+        one["text"] = f"At starts {words}: {one['text']}"
 
 
 def no_claim(h: Claim, why: str) -> Row:

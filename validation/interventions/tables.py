@@ -103,7 +103,7 @@ def report(
             result.arrays |= {f"simulated by member {number}/{q}": v for q, v in member.items()}
     result.tables["paths"] = [row for claim in claims for row in _paths(claim, effects, hypotheses, rng)]
     result.notes |= {"claims": claims, "starts_in": started_in(options.start_when, bench.basis, bench.rule)}
-    about_starts(claims, result.notes["starts_in"])
+    about_starts([result.notes["gate"], *claims], result.notes["starts_in"])
     result.notes["claim"] = " ".join(claim["text"] for claim in claims if claim["headline"])
     return result
 
