@@ -88,6 +88,8 @@ def test_directions_with_labels_are_named_by_them_too() -> None:
     with pytest.raises(UserError, match=r"x: the oblique basis has no direction oblique:helth \(did you mean health"):
         direction_ids(["oblique:helth"], labelled, "x")
     assert direction_ids(["oblique:1"], basis(3), "x") == [1]
+    with pytest.raises(UserError, match=r"'health' is no direction: .*; did you mean oblique:health\?"):
+        direction_ids(["health"], labelled, "x")
     with pytest.raises(UserError, match="'oblique:health' is no direction"):
         direction_ids(["oblique:health"], basis(3), "x")
 
