@@ -80,6 +80,12 @@ def load_rule(path: Path, agent: str | None = None) -> Rule:
     if "rule" in result.notes:
         weight, bias, names = (torch.from_numpy(result.arrays[f"rule_{n}"]) for n in ("weight", "bias", "names"))
         return Rule(weight, bias, names, result.notes["rule"])
+    if len(present := np.unique(result.arrays["labels_real"])) < 2:
+        raise UserError(
+            f"{path}: only behaviour {', '.join(map(str, present))} has real steps, so that nothing tells it from "
+            "others; leave out --behaviours, or cluster anew: python -m analysis.behaviours with more --clusters, or a "
+            "smaller --min_cluster_size"
+        )
     source = manifest["inputs"]["rollouts"]
     rollouts = path / source["path"]
     if not (rollouts / MANIFEST).exists() or sha256(rollouts / MANIFEST) != source["manifest_sha256"]:

@@ -25,7 +25,7 @@ class Directions(NamedTuple):
 
 def pca_directions(h_NH: np.ndarray, k: int) -> Directions:
     """The first k principal components of the z-scored states; numbers that never change are left alone."""
-    basis = fit_pca(h_NH, k)
+    basis = fit_pca(h_NH, k, asked=f"--pca_size {k}")
     read_DH = (basis.project_HK / basis.std_H[:, None]).double().numpy().T
     move_DH = (basis.std_H * basis.lift_KH).double().numpy()
     return Directions(basis.names, read_DH, move_DH)

@@ -132,7 +132,7 @@ def main(config: ProbesConfig) -> None:
         require_given(given, every, store.path)
         targets = bent(list(config.targets) or [name for name in every if name not in NOT_TARGETS])
         if not targets:
-            raise UserError(f"{store.path} has no ground truth to read; record a world that tells it")
+            raise UserError(f"{store.path} has no ground truth to read; {how_told(store)}")
         if config.where:
             parse_condition("--where", config.where, list(every))
         for option, named in (("directions", config.directions), ("classes", config.classes)):
@@ -193,6 +193,15 @@ def main(config: ProbesConfig) -> None:
     for said in result.notes["resolution"]:
         print(f"note: {said}", file=sys.stderr)
     print(summary(result, config.out))
+
+
+def how_told(store: RolloutStore) -> str:
+    """What to do for a recording with ground truth, in words."""
+    if store.manifest["facts"].get("source") == "simulated":
+        return "these are samples of a simulator: give what record.py recorded in the real world"
+    if store.spec.env_id.startswith("procgen/"):
+        return "record it again with python record.py --truth all (docs/truth.md)"
+    return "record a world that tells it (docs/bring-your-own.md: truth/NAME)"
 
 
 def recordings_of(config: ProbesConfig) -> list[Path]:

@@ -77,16 +77,19 @@ def principal_components(x_NF: np.ndarray, size: int) -> Components:
     return Components(scores_NK[:, kept], share_K, lambda x_PF: model.transform(x_PF)[:, kept])
 
 
-def fit_pca(h_NH: np.ndarray, k: int, agent: str = "", *, space: str = "h", seed: int = 0) -> Basis:
+def fit_pca(
+    h_NH: np.ndarray, k: int, agent: str = "", *, space: str = "h", seed: int = 0, asked: str = ""
+) -> Basis:  # fmt: skip
     """Principal components of z-scored states, largest variance first, signs by skewness.
 
     h_NH: float [N, H].  k <= H directions.  facts: ``explained`` (share of the z-scored variance a
     direction holds), ``n``, and ``left_out`` (names of the numbers that never change, see ``names_left_out``) where
     there are any.  More than 1000 dimensions: by scikit-learn's randomised solver (Halko et al. 2011) in float32.
-    Raises UserError for too few samples, states that never change, or NaN.
+    asked: by which flag, for messages ("--pca_size 9").  Raises UserError for too few samples, states that never
+    change or vary in fewer directions, or NaN.
     """
     scaled = _scale(h_NH, k, k + 1, space)
-    components_KL, variance_K = _components(scaled, k, seed)
+    components_KL, variance_K = _components(scaled, k, seed, asked)
     whitened_NK = scaled.x_NL @ (components_KL / np.sqrt(variance_K)[:, None]).T.astype(scaled.x_NL.dtype)
     components_KL *= _skew_sign(whitened_NK)[:, None]
     scale_K1 = np.sqrt(variance_K)[:, None]
@@ -105,6 +108,7 @@ def fit_ica(
     episode_N: np.ndarray | None = None,
     max_iterations: int = 500,
     tolerance: float = 1e-4,
+    asked: str = "",
 ) -> Basis:
     """Independent components of the whitened first k principal components, most stable first.
 
@@ -119,14 +123,14 @@ def fit_ica(
     direction with its centrotype; ``explained`` [k] share of variance; ``converged`` of the final fit;
     ``restarts_converged`` how many of ``restarts`` did.  Non-convergence is also printed to stderr;
     the estimates of restarts that did not converge stay in, since leaving them out flatters Iq.
-    Raises UserError for bad input.
+    asked: as in ``fit_pca``.  Raises UserError for bad input.
     """
     if restarts < 2:
         raise UserError(f"ICA needs at least 2 restarts to know its stability, got {restarts}")
     scaled = _scale(h_NH, k, SAMPLES_PER_DIRECTION * k, space)
     if episode_N is not None and len(episode_N) != len(scaled.x_NL):
         raise ValueError(f"episode_N has {len(episode_N)} rows, h_NH has {len(scaled.x_NL)}")
-    components_KL, variance_K = _components(scaled, k, seed)
+    components_KL, variance_K = _components(scaled, k, seed, asked)
     white_NK = scaled.x_NL.astype(np.float64) @ (components_KL / np.sqrt(variance_K)[:, None]).T
     rng = np.random.default_rng(seed)
     groups = _groups(episode_N)
@@ -178,6 +182,7 @@ def fit_nmf(
     space: str = "h",
     most_states: int = 0,
     max_iterations: int = 500,
+    asked: str = "",
 ) -> Basis:
     """Non-negative factors of the z-scored states counted from their minimum, largest share first.
 
@@ -185,7 +190,8 @@ def fit_nmf(
     the factor's unconstrained code minus its mean, in standard deviations: 0 is the mean, as in every basis,
     and codes are not clipped at zero.  most_states: the factors are found on that many states, drawn at
     random, and scaled on all (0: all of them).  facts: ``explained``, ``relative_error`` of the factorisation,
-    ``states``, ``converged``.  Raises UserError for bad input, or if the factors found are linearly dependent.
+    ``states``, ``converged``.  asked: as in ``fit_pca``.  Raises UserError for bad input, or if the factors found are
+    linearly dependent.
     """
     from sklearn.decomposition import NMF
     from sklearn.exceptions import ConvergenceWarning
@@ -202,7 +208,7 @@ def fit_nmf(
         print(f"warning: NMF did not converge in {max_iterations} iterations; see the basis' facts", file=sys.stderr)
     factors_KL = model.components_.astype(np.float64)
     if np.linalg.matrix_rank(factors_KL, tol=1e-6 * np.linalg.norm(factors_KL, 2)) < k:
-        raise UserError(f"NMF found linearly dependent factors for k = {k}; ask for fewer directions")
+        raise UserError(f"NMF found linearly dependent factors for {asked or f'k = {k}'}; ask for fewer directions")
     project_LK = np.linalg.pinv(factors_KL)
     scale_K = (scaled.x_NL @ project_LK).std(0)
     lift_KL, project_LK = factors_KL * scale_K[:, None], project_LK / scale_K
@@ -366,7 +372,7 @@ def state_rank(h_NH: np.ndarray, space: str = "h") -> int:
     return int((variance > SMALLEST_SHARE * variance[-1]).sum())
 
 
-def _components(scaled: _Scaled, k: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _components(scaled: _Scaled, k: int, seed: int, asked: str = "") -> tuple[np.ndarray, np.ndarray]:
     """The first k principal components [k, L] of the states and their variances [k]."""
     from sklearn.decomposition import PCA
 
@@ -384,7 +390,10 @@ def _components(scaled: _Scaled, k: int, seed: int) -> tuple[np.ndarray, np.ndar
     smallest = max(SMALLEST_SHARE, 10 * float(np.finfo(x_NL.dtype).eps))
     rank = int((variance_K > smallest * variance_K[0]).sum())
     if rank < k:
-        raise UserError(f"the states vary in only {rank} independent directions, not in k = {k}; ask for fewer")
+        raise UserError(
+            f"the states vary in only {rank} independent directions, not in {asked or f'k = {k}'}; ask for {rank} at "
+            "most"
+        )
     return model.components_.astype(np.float64), variance_K
 
 

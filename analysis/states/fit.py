@@ -99,21 +99,27 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
     if options.drop_outliers:
         near_MF = x_MF[:, live_L]
         if x_MF.shape[1] > EXACT_SIZE:  # distances in thousands of dimensions: those in the components' space
-            basis = fit_pca(x_MF, options.pca_size or state_rank(x_MF, space), owner, space=space, seed=seed)
+            size, said = options.pca_size or state_rank(x_MF, space), f"--pca_size {options.pca_size}"
+            basis = fit_pca(x_MF, size, owner, space=space, seed=seed, asked=said)
             near_MF = spread(basis, project(basis, x_MF))
         kept_N[fitted_N] = ~outliers(near_MF, options.outlier_neighbours)
         x_MF, unit_M = states.x_NF[kept_N], states.unit_N[kept_N]
     size = options.pca_size or state_rank(x_MF, space)
-    bases = {"pca": fit_pca(x_MF, size, owner, space=space, seed=seed)}
+    asked = {name: f"--{name}_size {getattr(options, f'{name}_size')}" for name in ("pca", "ica", "nmf")}
+    bases = {"pca": fit_pca(x_MF, size, owner, space=space, seed=seed, asked=asked["pca"])}
     # Distances between states, not between whitened coordinates: noise components must not count as much.
     x_NK = spread(bases["pca"], project(bases["pca"], states.x_NF))
     centre_CK = k_means(x_NK[kept_N], options.clusters, seed)
     cluster_N, _ = nearest_centre(x_NK, centre_CK)
     if options.ica_size:
         restarts = options.ica_restarts
-        bases["ica"] = fit_ica(x_MF, options.ica_size, owner, restarts, seed, space=space, episode_N=unit_M)
+        bases["ica"] = fit_ica(
+            x_MF, options.ica_size, owner, restarts, seed, space=space, episode_N=unit_M, asked=asked["ica"]
+        )
     if options.nmf_size:
-        bases["nmf"] = fit_nmf(x_MF, options.nmf_size, owner, seed, space=space, most_states=options.nmf_states)
+        bases["nmf"] = fit_nmf(
+            x_MF, options.nmf_size, owner, seed, space=space, most_states=options.nmf_states, asked=asked["nmf"]
+        )
     if space == "h":
         bases["neurons"] = neuron_basis(x_MF, owner)
     coordinates = {f"c_{k}": project(b, states.x_NF) for k, b in bases.items() if k != "neurons"}

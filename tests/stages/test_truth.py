@@ -63,6 +63,13 @@ def column(path: Path, *names: str) -> list[np.ndarray]:
     return [columns[f"truth/{name}"] for name in names]
 
 
+def test_probes_of_a_recording_without_truth_say_how_to_record_it(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = fails(capsys, probes, "ProbesConfig", world / "plain", "--out", tmp_path / "out")
+    assert "no ground truth to read; record it again with python record.py --truth all" in said
+
+
 def test_probes_of_a_recording_with_truth(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     targets = ["agent_vy", "coin_bearing", "saw_distance", "support", "time"]
     result = run(probes, "ProbesConfig", world / "all", "--targets", *targets, "--agents", AGENT, "--out",

@@ -178,8 +178,10 @@ def test_rank_deficient_states_are_refused(sources: np.ndarray) -> None:
     h_NH = np.concatenate([sources, sources[:, :2] @ np.ones((2, 3))], 1)
     assert state_rank(h_NH) == 4
     fit_pca(h_NH, 4)
-    with pytest.raises(UserError, match="only 4 independent directions, not in k = 5"):
+    with pytest.raises(UserError, match="only 4 independent directions, not in k = 5; ask for 4 at most"):
         fit_pca(h_NH, 5)
+    with pytest.raises(UserError, match="only 4 independent directions, not in --ica_size 5; ask for 4 at most"):
+        fit_ica(h_NH, 5, asked="--ica_size 5")
 
 
 def test_one_restart_is_refused(sources: np.ndarray) -> None:

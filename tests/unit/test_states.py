@@ -235,6 +235,19 @@ def test_what_the_states_cannot_give_is_refused_before_anything_is_fitted(
         fit(replace(few_states, unit_N=np.zeros(len(x))), "h", "", options, 0)
 
 
+def test_a_fit_of_more_directions_than_states_vary_in_names_its_flag() -> None:
+    x = walk(np.random.default_rng(0), EPISODES, 3)
+    x = np.concatenate([x, x[:, :2] @ np.ones((2, 3))], 1).astype(np.float32)
+    states = pooled(x, np.zeros(len(x)), np.arange(len(x)) // STEPS)
+    options = FitOptions(pca_size=0, ica_size=5, nmf_size=0, clusters=3, surrogates=0, embedding=("pca",))
+    for changed, said in (
+        ({}, "--ica_size 5; ask for 3 at most"),
+        ({"pca_size": 4}, "--pca_size 4; ask for 3 at most"),
+    ):
+        with pytest.raises(UserError, match=f"vary in only 3 independent directions, not in {said}"):
+            fit(states, "h", "", replace(options, **changed), 0)
+
+
 def test_latents_keep_their_scale() -> None:
     """A dimension the encoder hardly uses stays small: it is the last component, not one among equals."""
     x = np.random.default_rng(0).standard_normal((2000, 4)) * [1, 0.8, 0.01, 0.5] + 3

@@ -203,4 +203,11 @@ def test_more_refusals(labelled: tuple[Path, str], tmp_path: Path) -> None:
         file.write(" ")
     with pytest.raises(UserError, match="is gone or has changed; run behaviours again"):
         load_rule(tmp_path / "copy" / "behaviours", agent)
+    with np.load(root / "behaviours" / "arrays.npz") as file:
+        arrays = dict(file)
+    with artefacts.new_run(tmp_path / "one", "behaviours", {}) as run:
+        Result(arrays=arrays | {"labels_real": 0 * arrays["labels_real"] + 1}).save(run.path)
+        run.facts = {"agent": agent}
+    with pytest.raises(UserError, match="one: only behaviour 1 has real steps, .* leave out --behaviours, or cluster"):
+        load_rule(tmp_path / "one", agent)
     assert parse_conditions(("behaviour=3",), None, "--when") == (Condition(behaviour=3),)
