@@ -112,6 +112,11 @@ def as_rgb(frames: np.ndarray) -> np.ndarray:
     return np.broadcast_to(grey, (*frames.shape[:-1], 3))
 
 
+def are_pictures(frames: np.ndarray, axes: int) -> bool:
+    """Whether these are frames [..., h, w, channels], behind so many axes, in colour or grey."""
+    return frames.ndim == axes + 3 and frames.shape[-1] in (1, 3)
+
+
 def enlarged(frame: np.ndarray, width: int, height: int) -> Any:
     """A frame uint8 [h, w, channels] as a PIL image of that size whose pixels stay sharp."""
     from PIL import Image

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from core.figures import as_rgb
+
 NOISE = -1  # the label of what HDBSCAN leaves in no cluster
 UNLABELLED = -2  # the label of what was not clustered
 NOISE_COLOUR, UNLABELLED_COLOUR = "#9a9a9a", "#e3e1da"
@@ -72,14 +74,15 @@ def packed(array: np.ndarray) -> dict[str, Any]:
 
 
 def sheet(frames_NHWC: np.ndarray, columns: int, *, lossless: bool = False, effort: int = 4) -> bytes:
-    """Frames uint8 [N, H, W, 3] as one WebP picture, so many beside each other.  effort: 0 (fast) to 6 (small)."""
+    """Frames uint8 [N, H, W, channels] (``as_rgb``) as one WebP picture, so many beside each other.  effort: 0 (fast)
+    to 6 (small)."""
     from PIL import Image
 
     count, height, width, _ = frames_NHWC.shape
     columns = min(columns, count)
     rows = -(-count // columns)
     whole = np.zeros((rows * columns, height, width, 3), np.uint8)
-    whole[:count] = frames_NHWC
+    whole[:count] = as_rgb(frames_NHWC)
     flat = whole.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
     out = io.BytesIO()
     options = {"lossless": True, "method": effort} if lossless else {"quality": QUALITY, "method": effort}

@@ -16,6 +16,7 @@ from analysis.shared.events import Event
 from core.artefacts import Result
 from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
 from core.directions import Basis
+from core.figures import are_pictures
 from core.roll import Simulator
 from core.trees import Tree
 from core.when import Rule
@@ -332,4 +333,4 @@ def controls_of(
 
 def _is_picture(starts: Starts) -> bool:
     name = next(iter(starts.window))
-    return starts.window[name].ndim == 5 and starts.window[name].shape[-1] == 3
+    return are_pictures(starts.window[name], 2)

@@ -11,7 +11,7 @@ from typing import Any
 
 from core import artefacts, directions, pages
 from core.artefacts import Result
-from core.figures import minus
+from core.figures import are_pictures, minus
 from validation.panel.contents import COLUMNS, Block
 from validation.panel.page import View
 from validation.report import claims
@@ -165,10 +165,10 @@ def films(chosen: Chosen) -> tuple[list[dict[str, Any]], list[Block]]:
             fact["parts"] = {name: part.get("answer") for name, part in (claim.get("parts") or {}).items()}
             frames = result.arrays.get(f"film/{filmed}") if fact["filmed"] else None
             filmed += bool(fact["filmed"])
-            if frames is not None and frames.ndim == 6 and frames.shape[-1] == 3:
+            if frames is not None and are_pictures(frames, 3):
                 starts, worlds, steps, height, width, _ = frames.shape
                 blocks.append(
-                    Block(f"film:{len(facts)}", pages.sheet(frames.reshape(-1, height, width, 3), COLUMNS), False)
+                    Block(f"film:{len(facts)}", pages.sheet(frames.reshape(-1, *frames.shape[3:]), COLUMNS), False)
                 )
                 fact |= {"block": blocks[-1].name, "starts": starts, "worlds": FILMED[:worlds], "steps": steps,
                          "height": height, "width": width}  # fmt: skip

@@ -25,6 +25,7 @@ from analysis.shared.quantities import find_quantities
 from core import config as cli, pages
 from core.contracts import EnvSpec, Intervention, Shown, UserError, VecEnv, World
 from core.directions import Basis
+from core.figures import are_pictures
 from core.interventions import OnRows
 from core.roll import Moment, Simulator, gumbel, probabilities, roll
 from core.trees import Tree, flatten, joined, rows_of
@@ -181,7 +182,7 @@ class Live:
         drawn = list(self.drawn)  # the worker may draw more
         frames = np.concatenate([next(iter(d.starts.window.values()))[:, -1] for d in drawn])
         spec = self.simulator.world.spec
-        picture = frames.ndim == 4 and frames.shape[-1] == 3
+        picture = are_pictures(frames, 1)
         return {
             "starts": len(frames), "age": [int(t) for d in drawn for t in d.starts.age_N],
             "more": len(frames) < MOST_STARTS, "edits": drawn[0].editable is not None, "longest": LONGEST,
@@ -369,7 +370,7 @@ class Live:
             offset += part.shape[-1]
         over = (course.ended_RT[row] > 0.5).cumsum(0)
         length = 1 + int((over == 0).sum())
-        picture = frames[0].ndim == 3 and frames[0].shape[-1] == 3
+        picture = are_pictures(frames[0], 0)
         sheet = pages.sheet(np.stack(frames[:length]), COLUMNS, effort=0) if picture else b""
         return {
             "steps": length, "value": _rounded(course.value_RT[row]), "reward": _rounded(course.reward_RT[row]),

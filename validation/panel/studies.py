@@ -17,6 +17,7 @@ import numpy as np
 
 from core import artefacts, pages
 from core.artefacts import Result
+from core.figures import are_pictures
 from core.stages import OF_POLICIES, STAGES, written
 from core.stats import between
 from validation.panel.contents import COLUMNS, Block
@@ -284,10 +285,10 @@ def _target_functions(run: Traced, result: Result, name: str) -> Study:
         fact["traces"] = [
             [_all(row) for row in arrays[f"trace_{when}_{label}"][:OPTIMISED]] for when in ("before", "after")
         ]
-        if pair[0].ndim == 5 and pair[0].shape[-1] == 3:
-            both = np.stack(pair, 1)  # [S, 2, T, H, W, 3]
+        if are_pictures(pair[0], 2):
+            both = np.stack(pair, 1)  # [S, 2, T, H, W, channels]
             _, _, steps, height, width, _ = both.shape
-            sheet = pages.sheet(both.reshape(-1, height, width, 3), COLUMNS)
+            sheet = pages.sheet(both.reshape(-1, *both.shape[3:]), COLUMNS)
             study.blocks.append(Block(f"film:{name}_{i}", sheet, False))
             fact |= {"block": study.blocks[-1].name, "steps": steps, "height": height, "width": width}
         each.append(fact)
