@@ -105,21 +105,12 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
         kept_N[fitted_N] = ~outliers(near_MF, options.outlier_neighbours)
         x_MF, unit_M = states.x_NF[kept_N], states.unit_N[kept_N]
     size = options.pca_size or state_rank(x_MF, space)
-    asked = {name: f"--{name}_size {getattr(options, f'{name}_size')}" for name in ("pca", "ica", "nmf")}
-    bases = {"pca": fit_pca(x_MF, size, owner, space=space, seed=seed, asked=asked["pca"])}
+    bases = {"pca": fit_pca(x_MF, size, owner, space=space, seed=seed, asked=f"--pca_size {options.pca_size}")}
     # Distances between states, not between whitened coordinates: noise components must not count as much.
     x_NK = spread(bases["pca"], project(bases["pca"], states.x_NF))
     centre_CK = k_means(x_NK[kept_N], options.clusters, seed)
     cluster_N, _ = nearest_centre(x_NK, centre_CK)
-    if options.ica_size:
-        restarts = options.ica_restarts
-        bases["ica"] = fit_ica(
-            x_MF, options.ica_size, owner, restarts, seed, space=space, episode_N=unit_M, asked=asked["ica"]
-        )
-    if options.nmf_size:
-        bases["nmf"] = fit_nmf(
-            x_MF, options.nmf_size, owner, seed, space=space, most_states=options.nmf_states, asked=asked["nmf"]
-        )
+    bases |= _more_bases(x_MF, unit_M, space, owner, options, seed)
     if space == "h":
         bases["neurons"] = neuron_basis(x_MF, owner)
     coordinates = {f"c_{k}": project(b, states.x_NF) for k, b in bases.items() if k != "neurons"}
@@ -159,6 +150,22 @@ def fit(states: States, space: str, owner: str, options: FitOptions, seed: int) 
     if 0 < (states.source_N == REAL).sum() < len(states.source_N):
         _compare(result, x_NK, states, seed)
     return result, bases
+
+
+def _more_bases(
+    x_MF: np.ndarray, unit_M: np.ndarray, space: str, owner: str, options: FitOptions, seed: int
+) -> dict[str, Basis]:
+    """ICA and NMF of these states, where they are asked for.  UserError naming the flag that asks for too much."""
+    bases, ica, nmf = {}, options.ica_size, options.nmf_size
+    if ica:
+        bases["ica"] = fit_ica(
+            x_MF, ica, owner, options.ica_restarts, seed, space=space, episode_N=unit_M, asked=f"--ica_size {ica}"
+        )
+    if nmf:
+        bases["nmf"] = fit_nmf(
+            x_MF, nmf, owner, seed, space=space, most_states=options.nmf_states, asked=f"--nmf_size {nmf}"
+        )
+    return bases
 
 
 def _fitted_of(states: States, kept_N: np.ndarray) -> str:
