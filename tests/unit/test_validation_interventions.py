@@ -1046,7 +1046,7 @@ def test_a_hypothesis_of_a_coordinate_is_asked_of_the_starts_beyond_the_number(p
 
 def test_an_edit_where_a_coordinate_is_beyond_a_number_needs_the_basis():
     with pytest.raises(UserError, match="planted:3 above 1 is of a direction of a basis: give --basis"):
-        parse_edit_hypothesis("remove coin when planted:3 above 1", "coinrun")
+        parse_edit_hypothesis("remove coin when behaviour=2 planted:3 above 1", "coinrun")
 
 
 def test_hypotheses_name_directions_as_everything_does(planted):

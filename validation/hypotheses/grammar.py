@@ -370,8 +370,9 @@ def parse_edit_hypothesis(text: str, game: str, basis: Basis | None = None) -> E
                         f"start; say 'on event:{found['event']}'")  # fmt: skip
     _name_direction(found, basis, where)
     found["when"] = parse_conditions(found.get("when", ()), basis, f"{where}: when")
-    if basis is None and any(one.behaviour is None for one in found["when"]):
-        raise UserError(f"{where}: {found['when'][0].words} is of a direction of a basis: give --basis")
+    beyond = [one.words for one in found["when"] if one.behaviour is None]
+    if basis is None and beyond:
+        raise UserError(f"{where}: {beyond[0]} is of a direction of a basis: give --basis")
     return EditHypothesis(edit, **found)
 
 
