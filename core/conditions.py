@@ -38,7 +38,9 @@ class Condition:
     @property
     def words(self) -> str:
         """As it is written."""
-        return f"{self.name} {self.side} {self.bound:g}" if self.behaviour is None else f"behaviour={self.behaviour}"
+        if self.behaviour is not None:
+            return f"behaviour={self.behaviour}"
+        return f"{self.name} {self.side} {repr(self.bound).removesuffix('.0')}"
 
     @property
     def of_a_start(self) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.shared.directions import fit_pca
 from core.artefacts import Result
 from core.contracts import UserError
 from envs.planted import PlantedOptions, PlantedWorld, planted_simulator
@@ -19,13 +20,13 @@ from tests.planted_worlds import NoSnapshots
 from validation.fidelity.counterfactual import FORESIGHT, Found, Snapshots, take
 from validation.fidelity.measures import Row
 from validation.fidelity.ranking import play_all, policies_of
-from validation.fidelity.snapshots import answers, answers_in_time
+from validation.fidelity.snapshots import answers, answers_in_time, try_again
 from validation.interventions.alone import alone
 from validation.interventions.options import StudyOptions, in_time
 from validation.interventions.study import find_starts, study
 from validation.interventions.world_edits import moved
 from validation.paired.course import Measures, quantities
-from validation.paired.limits import CutShort, last_in_time
+from validation.paired.limits import CutShort, each_in_time, last_in_time
 from validation.paired.real import RealWorld
 from validation.paired.starts import When, collect_starts
 
@@ -187,15 +188,37 @@ def test_signs_of_effects_are_those_of_a_world_without_a_limit() -> None:
     assert len(signs) == len(FORESIGHT) and {r["n"] for r in signs} == {len(kept)}
 
 
-def test_snapshots_that_a_limit_leaves_none_of_are_a_user_error() -> None:
-    simulator = planted_simulator(EXACT)
-    shots = take(simulator, lambda slots: PlantedWorld(EXACT, slots), 4, latest=LIMIT - 2, seed=0)
+def test_snapshots_that_a_limit_leaves_none_of_are_rows_with_a_reason() -> None:
+    """Of a world of 12 steps, at snapshots after step 8: the rest of the table is there."""
+    simulator, h_NH = planted_simulator(EXACT), np.random.default_rng(0).random((50, 8))
 
-    def cut(some: Snapshots) -> int:
-        raise CutShort(int(some.starts.age_N.min()) + 1, some.starts.age_N, max(FORESIGHT))
+    def make(slots: int) -> PlantedWorld:
+        return PlantedWorld(replace(EXACT, horizon=3), slots)
 
-    with pytest.raises(CutShort, match="lower --latest_start"):
-        answers_in_time(cut, shots, Found())
+    found = try_again(
+        simulator, make, fit_pca(h_NH, 2), np.random.default_rng(0), starts=6, latest=2, horizon=2, further=True,
+        ranking_steps=2,
+    )  # fmt: skip
+    cut = [r for r in found.rows if r["measure"].startswith(("gradient_sign", "effect_sign"))]
+    assert len(cut) == 6 * len(FORESIGHT) and all(r["simulated"] is None for r in cut)
+    assert all("6 of 6 snapshots: a time limit cuts episodes after 3 steps" in r["reason"] for r in cut)
+    assert any(r["measure"] == "counterfactual_top1" and r["simulated"] is not None for r in found.rows)
+    assert any(r["measure"] == "ranking_spearman" for r in found.rows)
+
+
+def test_a_cut_is_one_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ranks.each`` gives the others the text of a UserError alone."""
+    monkeypatch.setattr("core.ranks.count", lambda: 2)
+    monkeypatch.setattr("core.ranks._from", lambda source, mine: mine)
+
+    def cut(item: int) -> int:
+        if item == 0:
+            raise CutShort(7, np.array([3]), 4)
+        return item
+
+    with pytest.raises(CutShort) as found:
+        list(each_in_time([0, 1], cut))
+    assert found.value.limit == 7 and found.value.horizon == 4
 
 
 def test_without_a_limit_all_snapshots_are_asked_and_nothing_is_said() -> None:

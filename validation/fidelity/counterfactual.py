@@ -39,6 +39,7 @@ from validation.fidelity.measures import Row, as_float, row
 from validation.fidelity.pairing import measured_field
 from validation.hypotheses.changes import AddSteps
 from validation.paired.course import Actions, Course, Measures, is_late, quantities
+from validation.paired.limits import each_in_time
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld
 from validation.paired.starts import Starts, collect_starts, distinct_actions
@@ -392,7 +393,7 @@ def real_slopes(world: RealWorld, basis: Basis) -> Slopes:
     def slopes(w: RealWorld) -> dict[tuple[int, str, str], np.ndarray]:
         with bar("finite differences", len(moves), "runs") as progress:
             found = []
-            for seen in ranks.each(moves, lambda move: foreseen(w.course((move,)), w.measures)):
+            for seen in each_in_time(moves, lambda move: foreseen(w.course((move,)), w.measures)):
                 found.append(seen)
                 progress.advance()
         ends = {q: torch.stack([f[q] for f in found]).cpu().double().numpy() for q in found[0]}

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from analysis.coupling.discrete_paths import ROUNDING, along_memory, policy_slopes
-from core import ranks
 from core.directions import Basis
 from core.progress import bar
 from core.roll import Noise, roll
@@ -35,6 +34,7 @@ from core.stats import Estimate, share_of
 from validation.fidelity.counterfactual import CERTAIN, FORESIGHT, Found, Snapshots, foreseen, same_sign
 from validation.fidelity.measures import row
 from validation.paired.course import Measures
+from validation.paired.limits import each_in_time
 from validation.paired.real import RealWorld
 from validation.paired.simulated import SimulatedWorld
 from validation.paired.tree import Nodes, Paired, Remembering
@@ -89,7 +89,7 @@ def by_parts(make: Callable[[Tensor], Paired], count: int, basis: Basis, what: s
     """``enumerated`` of ``count`` starts, some at a time; make: rows int64 [R] -> their world."""
     found: list[Effects] = []
     with bar(what, count, "starts") as progress:
-        for block in ranks.each(torch.arange(count).split(ROWS), lambda rows: enumerated(make(rows), basis)):
+        for block in each_in_time(torch.arange(count).split(ROWS), lambda rows: enumerated(make(rows), basis)):
             found.append(block)
             progress.advance(next(iter(block.values())).shape[1])
     return {q: np.concatenate([f[q] for f in found], 1) for q in found[0]}

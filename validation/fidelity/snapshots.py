@@ -12,7 +12,7 @@ import torch
 from core.contracts import Agent, VecEnv
 from core.directions import Basis
 from core.roll import Simulator
-from core.stats import benjamini_hochberg
+from core.stats import Estimate, benjamini_hochberg
 from generative.starts import Informed
 from validation.fidelity.counterfactual import (
     FORESIGHT,
@@ -23,7 +23,8 @@ from validation.fidelity.counterfactual import (
     other_policy,
     take,
 )
-from validation.fidelity.effects import effects
+from validation.fidelity.effects import FAMILIES, effects
+from validation.fidelity.measures import row
 from validation.fidelity.ranking import policies_of, ranking
 from validation.fidelity.there_and_back import there_and_back
 from validation.paired.limits import CutShort, has_room
@@ -61,7 +62,10 @@ def try_again(
     try:
         counterfactual(shots, found, rng)
         other_policy(shots, other, horizon, found, rng)
-        answered, own = answers_in_time(lambda some: answers(some, basis, make_env, rng, further), shots, found)
+        asked = answers_in_time(lambda some: answers(some, basis, make_env, rng, further), shots, found)
+        if asked is None:
+            asked = unanswered(shots, further, str(found.notes["cut"])), rng.spawn(1)[0] if further else None
+        answered, own = asked
         found.add(answered)
         if own is not None:
             there_and_back(shots, found, own)
@@ -75,26 +79,36 @@ def try_again(
     return found
 
 
-def answers_in_time(ask: Callable[[Snapshots], T], shots: Snapshots, found: Found) -> T:
+def answers_in_time(ask: Callable[[Snapshots], T], shots: Snapshots, found: Found) -> T | None:
     """What ``ask`` finds of those snapshots that no time limit cuts a real run of: by their step alone
-    (validation.paired.limits), and found's notes say how many were left out.  CutShort where hardly any are left."""
-    left, limit = shots, 0
+    (validation.paired.limits), and found's notes say how many were left out.  None where hardly any are left."""
+    try:
+        return ask(shots)
+    except CutShort as cut:
+        limit = cut.limit
     while True:
-        try:
-            asked = ask(left)
-            break
-        except CutShort as cut:
-            limit = cut.limit
-            kept = np.flatnonzero(has_room(shots.starts.age_N, limit, max(FORESIGHT)))
-            if len(kept) < FEWEST:
-                raise
-            left = shots.some(kept.tolist())
-    if limit:
+        kept, asked = np.flatnonzero(has_room(shots.starts.age_N, limit, max(FORESIGHT))), None
+        if len(kept) >= FEWEST:
+            try:
+                asked = ask(shots.some(kept.tolist()))
+            except CutShort as cut:  # by an altered run that lives longer
+                limit = cut.limit
+                continue
         found.notes["cut"] = (
-            f"gradients and enumerated effects of {len(shots) - len(left)} of {len(shots)} snapshots: a time limit "
-            f"cuts episodes after {limit} steps, within {max(FORESIGHT)} steps of them"
+            f"gradients and enumerated effects of {len(shots) - len(kept) if asked is not None else len(shots)} of "
+            f"{len(shots)} snapshots: a time limit cuts episodes after {limit} steps, within {max(FORESIGHT)} steps of "
+            "them"
         )
-    return asked
+        return asked
+
+
+def unanswered(shots: Snapshots, further: bool, why: str) -> Found:
+    """The rows of ``answers`` without a number."""
+    nothing, found = Estimate(np.nan, np.nan, np.nan, len(shots)), Found()
+    measures = [f"gradient_sign_{f}{part}" for part in ("", "_through_world") for f in FAMILIES]
+    measures += [f"effect_sign_{f}" for f in FAMILIES] if further else []
+    found.rows = [row(name, k, nothing, "share", reason=why) for name in measures for k in FORESIGHT]
+    return found
 
 
 def answers(

@@ -122,7 +122,7 @@ class InterventionsConfig:
     """starts are taken at a random step of the episode up to this one"""
     start_when: tuple[str, ...] = ()
     """starts are where one of these holds, each at the first such step from the random one on: behaviour=3 (of
-    --behaviours), or in quotes 'ica:1 above 3', 'ica:1 below -2' (a direction's coordinate); none: in any state"""
+    --behaviours), or ica:1 above 3, ica:1 below -2 (a direction's coordinate); none: in any state"""
     start_level: int = 700_000_000
     """first level of the pool that claims are tested in (Procgen)"""
     choosing_level: int = 600_000_000

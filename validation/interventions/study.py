@@ -14,9 +14,8 @@ from torch import Tensor
 
 from analysis.shared.events import Event
 from core.artefacts import Result
-from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
+from core.contracts import Agent, EnvSpec, LearnedWorld, Shown, UserError, VecEnv
 from core.directions import Basis
-from core.figures import are_pictures
 from core.roll import Simulator
 from core.trees import Tree
 from core.when import Rule
@@ -100,7 +99,7 @@ def _study(
         result = report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
         actions, names = bench.predictor.measures.actions, simulator.world.spec.action_names
         result.notes["actions"] = {name: [names[i] for i in ids] for name, ids in actions.items()}
-        if options.video and _is_picture(bench.starts):
+        if options.video and _shows_pictures(simulator.world.spec):
             film(bench, result, hypotheses)
     finally:
         both.close()
@@ -331,6 +330,6 @@ def controls_of(
     return controls, picked
 
 
-def _is_picture(starts: Starts) -> bool:
-    name = next(iter(starts.window))
-    return are_pictures(starts.window[name], 2)
+def _shows_pictures(spec: EnvSpec) -> bool:
+    """Whether the field that is filmed, the first, is a picture."""
+    return next(iter(spec.obs.values())).means == "image"

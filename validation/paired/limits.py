@@ -7,11 +7,17 @@ is not chosen by that.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
 import numpy as np
 
+from core import ranks
 from core.contracts import UserError
 from validation.paired.course import Course
 
+X = TypeVar("X")
+Y = TypeVar("Y")
 OF_TIME = "(an episode that ends for another reason than time is terminated, not truncated)"
 
 
@@ -33,6 +39,21 @@ class CutShort(UserError):
     def left_out(self, limit: int) -> int:
         """How many of the starts leave no room for all their steps before ``limit``."""
         return int((~has_room(self.age_N, limit, self.horizon)).sum())
+
+
+def each_in_time(items: Sequence[X], do: Callable[[X], Y]) -> Iterator[Y]:
+    """``core.ranks.each``, in which a run of ``do`` that is cut short is a CutShort in every process."""
+
+    def whole(item: X) -> dict[str, Any]:
+        try:
+            return {"done": do(item)}
+        except CutShort as cut:
+            return {"limit": cut.limit, "age": cut.age_N, "horizon": cut.horizon}
+
+    for found in ranks.each(items, whole):
+        if "limit" in found:
+            raise CutShort(found["limit"], found["age"], found["horizon"])
+        yield found["done"]
 
 
 def require_whole(course: Course, age_N: np.ndarray) -> None:
