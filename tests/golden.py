@@ -38,6 +38,10 @@ POLICIES = "bundles/nmmo-demo/policies"
 CLOCK = re.compile(r"(^|_)wall(_|$)|seconds|_per_s$|_ms$|^data_share$")  # names of numbers that a clock fills
 # What is meant to differ: pattern of "COMMAND/WHERE" as a difference is printed (fnmatch's) -> why.
 CHANGED = {
+    "*:conditions*": "altered recordings list conditions, where they listed behaviours",
+    "*altered*:behaviours*": "so too",
+    "probes*:notes:resolution*": "says where too few --shuffles can show nothing",
+    "target_functions/*targets*": "means are over the starts that are compared",
     "*saliency/result.json:notes:batch_size": "measured with an error of one in eighty before saved_bytes was mended",
     "*:direction": "ica:1, where a number was",
     "*:directions*": "so too",
