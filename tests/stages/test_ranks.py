@@ -52,7 +52,7 @@ SHARED = {
     "env_states": "--preset debug --simulator {w}/simulator --rollouts {w}/rollouts --samples none",
     "latents": "--preset debug --simulator {w}/simulator --rollouts {w}/rollouts --samples none",
     "record": "--agent {w}/agent --slots 4 --episodes 4 --num_steps 70 --explore_share 0.5 --sticky 0.3 --random 0.2 "
-    "--shard_steps 45 --truth",
+    "--shard_steps 45 --truth all",
     "extract_activations": "pve -p {w}/one/train_nmmo --maps {w}/maps --parts 3 --points cell",
 }  # fmt: skip
 # Trainings: equal within TOLERANCE.
