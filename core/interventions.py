@@ -211,7 +211,6 @@ def build(
             if getattr(options, flag):
                 raise UserError(f"--{flag} needs an intervention: --swap_directions_from/_to or --shift")
         return ()
-    parse_conditions(options.when, None, "--when")
     if len(sources) != len(targets):
         raise UserError(f"--swap_directions_from has {len(sources)} ids, --swap_directions_to has {len(targets)}")
     if basis is None:

@@ -84,10 +84,12 @@ def blank(agent: Agent, batch: int) -> Tree:
     return agent.encode(obs)
 
 
-def heads_at(agent: Agent, h_BH: Tensor, seen: Tree | None = None) -> tuple[Tensor, Tensor]:
-    """(logits, value) of hidden states; seen: None: of an agent that sees nothing and may do everything."""
+def heads_at(agent: Agent, h_BH: Tensor, seen: Tree | None = None, state: Tree | None = None) -> tuple[Tensor, Tensor]:
+    """(logits, value) of hidden states; seen: None: of an agent that sees nothing and may do everything; state: the
+    agent's whole one, in which h takes the place of its own (None: the initial one)."""
     seen = blank(agent, len(h_BH)) if seen is None else seen
-    return agent.heads(*agent.replaced("h", h_BH, seen, agent.initial(len(h_BH))))
+    state = agent.initial(len(h_BH)) if state is None else state
+    return agent.heads(*agent.replaced("h", h_BH, seen, state))
 
 
 # Noise and choice
@@ -169,6 +171,12 @@ def index_of(action_A: Tensor, parts: Sequence[int]) -> Tensor:
     """One-hot [..., A], part after part -> int64 [...] (or [..., parts] where there are several)."""
     indices = [part.argmax(-1) for part in action_A.split(list(parts), -1)]
     return indices[0] if len(indices) == 1 else torch.stack(indices, -1)
+
+
+def choices_of(action: Tensor, parts: Sequence[int]) -> Tensor:
+    """int64 [B] (or [B, parts] where there are several) -> where each part's choice stands among all, [B, parts]."""
+    first_P = [sum(parts[:p]) for p in range(len(parts))]
+    return action.reshape(len(action), -1) + action.new_tensor(first_P)
 
 
 def hot(index: Tensor, size: int, like: Tensor) -> Tensor:

@@ -857,20 +857,20 @@ def least_permutations(alpha: float) -> int:
     return next(n for n in itertools.count(max(1, math.ceil(1 / alpha) - 2)) if 1 / (1 + n) <= alpha)
 
 
-def never_alone(tests: int, what: str, least: float, alpha: float, need: Sequence[str], fewer: str) -> str | None:
-    """A sentence where no test of a family of ``tests`` could be significant by itself: the smallest p that one can
+def never_alone(tests: int, what: str, least: float, alpha: float, need: Sequence[str], fewer: str) -> list[str]:
+    """A sentence, where no test of a family of ``tests`` could be significant by itself: the smallest p that one can
     give, ``least``, times their number is larger than ``alpha``, so that Benjamini-Hochberg passes only many at once.
 
     need: what would let one count, flags and numbers of units; fewer: the flags that make the family smaller.
     """
     if not tests or least * tests <= alpha:
-        return None
+        return []
     reach = math.ceil(least * tests / alpha - 1e-9)
     alone = f"with {' and '.join(need)}, or with fewer {fewer}" if need else f"with fewer {fewer}"
-    return (
+    return [
         f"{tests} {what} are tested together and p is never below {least:.2g}: at least {reach} must reach that for "
         f"one to count; one alone could {alone}"
-    )
+    ]
 
 
 def require_permutations(n_units: int, alpha: float, kind: str = "mean") -> None:

@@ -47,7 +47,20 @@ from torch import Tensor
 
 from analysis.shared.gradients import row_gradients
 from core.contracts import Agent
-from core.roll import Acted, Moment, Noise, Place, Simulator, after, decide, go_on, hot, probabilities, rows_of_noise
+from core.roll import (
+    Acted,
+    Moment,
+    Noise,
+    Place,
+    Simulator,
+    after,
+    choices_of,
+    decide,
+    go_on,
+    hot,
+    probabilities,
+    rows_of_noise,
+)
 from core.trees import Tree, detached, rows_of
 
 ROUNDING = 100  # rounding errors, of the largest y, that two runs of the same actions may differ by
@@ -120,7 +133,7 @@ def forced_changes(
     first_G = torch.tensor([ids[0] for ids in groups], device=y_BUY.device)
     parts = simulator.agent.spec.parts
     for t in range(steps):
-        taken_BP, place = ids_of(moments[t].action, parts), after(moments[t])
+        taken_BP, place = choices_of(moments[t].action, parts), after(moments[t])
         taken_BG = torch.stack([torch.isin(taken_BP, taken_BP.new_tensor(ids)).any(1) for ids in groups], 1)
         for which_N in (~taken_BG).nonzero().split(rows):
             if not len(which_N):  # a single group of each part
@@ -135,12 +148,6 @@ def forced_changes(
     # The same numbers in another batch are rounded otherwise, always the same way: that must not pass for an effect.
     least = ROUNDING * torch.finfo(change.dtype).eps * y_BUY.abs().amax((0, 1))
     return torch.where(change.abs() <= least, 0.0, change)
-
-
-def ids_of(action: Tensor, parts: Sequence[int]) -> Tensor:
-    """Actions int64 [B], or [B, P] of several parts, as ids of what each part does, int64 [B, P]."""
-    first_P = [sum(parts[:p]) for p in range(len(parts))]
-    return action.reshape(len(action), -1) + action.new_tensor(first_P)
 
 
 def with_choice(action_BA: Tensor, id_B: Tensor, parts: Sequence[int]) -> Tensor:

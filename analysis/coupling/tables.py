@@ -157,7 +157,7 @@ def resolution(coupling: Coupling, config: CouplingConfig) -> list[str]:
         ("Jacobians", MEAN, coupling.p_jacobian[""], coupling.sample_episodes),
         ("correlations", PAIRING, coupling.p_correlation, coupling.pair_episodes),
     )
-    said: list[str | None] = []
+    said: list[str] = []
     for name, kind, p, episodes in families:
         tests, most = int(np.isfinite(p).sum()), int(episodes.max())
         least = max(smallest_p(most, kind), 1 / (1 + config.permutations))
@@ -165,8 +165,8 @@ def resolution(coupling: Coupling, config: CouplingConfig) -> list[str]:
             alone = config.alpha / tests
             need = [f"--permutations {least_permutations(alone)}"] if 1 / (1 + config.permutations) > alone else []
             need += [f"{least_units(alone, kind)} episodes of a behaviour"] if smallest_p(most, kind) > alone else []
-            said.append(never_alone(tests, name, least, config.alpha, need, "--lags or --directions"))
-    return [sentence for sentence in said if sentence is not None]
+            said += never_alone(tests, name, least, config.alpha, need, "--lags or --directions")
+    return said
 
 
 def _put(result: artefacts.Result, name: str, found: Agreement) -> None:

@@ -18,6 +18,7 @@ from analysis.patching.directions import Directions
 from core.contracts import Agent, UserError
 from core.episodes import RolloutStore
 from core.progress import bar
+from core.roll import heads_at
 from core.trees import Tree, unflatten
 
 LEAST_LOGIT = -1e8  # below: not allowed
@@ -93,7 +94,7 @@ def check_alignment(agent: Agent, steps: Steps, batch: int) -> dict[str, float]:
     least, off = np.inf, 0.0
     for rows in np.array_split(np.arange(len(steps.h_NH)), -(-len(steps.h_NH) // batch)):
         h_BH, *where = _shown(agent, steps, rows)
-        logits_BA, value_B = _decided(agent, h_BH, *where)
+        logits_BA, value_B = heads_at(agent, h_BH, *where)
         action_BP = torch.from_numpy(steps.action_NP[rows]).to(h_BH.device)
         least = float(np.minimum(least, float(log_probs(logits_BA, action_BP, agent.spec).min())))
         recorded_B = torch.from_numpy(steps.value_N[rows]).to(h_BH.device)
@@ -119,11 +120,6 @@ def _shown(agent: Agent, steps: Steps, rows: np.ndarray) -> tuple[Tensor, Tree, 
     if steps.state_NS is not None:
         state = unflatten(torch.from_numpy(steps.state_NS[rows]).to(device), state)
     return torch.from_numpy(steps.h_NH[rows]).to(device), agent.encode(obs), state
-
-
-def _decided(agent: Agent, h_BH: Tensor, seen: Tree, state: Tree) -> tuple[Tensor, Tensor]:
-    """(logits, value) with this h in the place of the state's own."""
-    return agent.heads(*agent.replaced("h", h_BH, seen, state))
 
 
 # Patching
@@ -192,13 +188,13 @@ def patch(
     with bar("patching", len(batches) * d, "directions") as progress:
         for rows in batches:
             h_BH, *where = _shown(agent, steps, rows)
-            logits_BA, _ = _decided(agent, h_BH, *where)
+            logits_BA, _ = heads_at(agent, h_BH, *where)
 
             def kl(
                 change_BH: np.ndarray, h_BH: Tensor = h_BH, where: Any = where, logits_BA: Tensor = logits_BA
             ) -> Any:
                 moved_BH = h_BH + torch.from_numpy(change_BH.astype(np.float32)).to(h_BH.device)
-                after_BA = _decided(agent, moved_BH, *where)[0]
+                after_BA = heads_at(agent, moved_BH, *where)[0]
                 return kl_per_part(logits_BA.double(), after_BA.double(), agent.spec).cpu().numpy()
 
             for p, part in enumerate(part_slices(agent.spec).values()):

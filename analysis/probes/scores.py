@@ -196,7 +196,7 @@ def _assemble(
 def resolution(table: Sequence[Mapping[str, Any]], shuffles: int) -> list[str]:
     """What ``verdict`` asks of every target, exchanged targets and the gain over time alone, where no target could be
     shown by itself, a sentence each: so many targets are tested that so few exchanges or units cannot tell one."""
-    said = []
+    said: list[str] = []
     for name, what, kind, drawn in (
         ("linear", "quantities (against exchanged ones)", "permutation", shuffles),
         ("with_time_minus_time", "quantities (against time alone)", "mean", None),
@@ -207,8 +207,8 @@ def resolution(table: Sequence[Mapping[str, Any]], shuffles: int) -> list[str]:
         alone, units = ALPHA / len(of), max(row["n"] for row in of)
         need = [f"--shuffles {least_permutations(alone)}"] if drawn is not None and 1 / (1 + drawn) > alone else []
         need += [f"{least_units(alone, kind)} units"] if smallest_p(units, kind) > alone else []
-        said.append(never_alone(len(of), what, smallest_p(units, kind, drawn), ALPHA, need, "--targets"))
-    return [sentence for sentence in said if sentence is not None]
+        said += never_alone(len(of), what, smallest_p(units, kind, drawn), ALPHA, need, "--targets")
+    return said
 
 
 def _scored(

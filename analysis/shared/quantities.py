@@ -17,6 +17,7 @@ from torch import Tensor
 from core import config as cli
 from core.contracts import EnvSpec, UserError
 from core.directions import LABEL, Basis, direction_of, name_of
+from core.roll import choices_of
 
 
 class Reading(NamedTuple):
@@ -53,15 +54,13 @@ def log_probability(logits_BA: Tensor, actions: Sequence[int], parts: Sequence[i
 
 def _chosen(actions: Sequence[Sequence[int]], parts: Sequence[int]) -> Callable[[Reading], Tensor]:
     """Log-probability of doing what the chosen action does, all its parts together."""
-    first_P = torch.tensor([sum(parts[:i]) for i in range(len(parts))])
 
     def read(r: Reading) -> Tensor:
         each_BK = torch.stack([log_probability(r.logits_BA, ids, parts) for ids in actions], -1)
         of_A = torch.zeros(r.logits_BA.shape[-1], dtype=torch.int64, device=r.chosen_B.device)
         for number, ids in enumerate(actions):
             of_A[list(ids)] = number
-        chosen_BP = r.chosen_B.reshape(len(r.chosen_B), -1) + first_P.to(r.chosen_B.device)
-        return each_BK.gather(-1, of_A[chosen_BP]).sum(-1)
+        return each_BK.gather(-1, of_A[choices_of(r.chosen_B, parts)]).sum(-1)
 
     return read
 

@@ -35,7 +35,7 @@ from core.trees import Tree, rows_of
 from generative.simulator import require_finite
 from generative.starts import Informed, held_frame
 from validation.fidelity.beginnings import Beginning, begin, rollout, together, warmed_up
-from validation.fidelity.measures import Row, as_float, row
+from validation.fidelity.measures import Row, as_float, row, unknown
 from validation.fidelity.pairing import measured_field
 from validation.hypotheses.changes import AddSteps
 from validation.paired.course import Actions, Course, Measures, is_late, quantities
@@ -46,6 +46,7 @@ from validation.paired.starts import Starts, collect_starts, distinct_actions
 
 HELD = (1, 2, 4, 8)  # steps that an action is held
 FORESIGHT = (1, 2, 3, 4)  # steps after the change at which gradients are compared
+GRADIENTS = tuple(f"gradient_sign_{family}{part}" for part in ("", "_through_world") for family in ("value", "action"))
 DIRECTIONS = 8  # principal components along which the hidden state is moved
 AMOUNT = 1.0  # by how much, in standard deviations of the component, either way
 CERTAIN = 1e6  # added to a logit to force its action
@@ -210,16 +211,16 @@ def retrieval(query_AN: np.ndarray, gallery_AN: np.ndarray, there_AN: np.ndarray
 def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> None:
     """Top-1 retrieval of the held action among all distinct ones, by distance of observations."""
     ids = {name: ids[0] for name, ids in shots.actions.items()}
-    spec, nothing = shots.simulator.world.spec, Estimate(np.nan, np.nan, np.nan, len(shots))
+    spec = shots.simulator.world.spec
     if spec.action_parts:
         why = "actions of several parts are not held one by one"
-        found.rows += [row("counterfactual_top1", k, nothing, "share", reason=why) for k in HELD]
+        found.rows += [unknown("counterfactual_top1", k, "share", len(shots), why) for k in HELD]
         return
     found.notes["action_ids"] = dict(shots.actions)
     found.notes["actions"] = {name: [spec.action_names[i] for i in same] for name, same in shots.actions.items()}
     if len(ids) < 2:
         same = "all actions do the same from every snapshot: there is nothing to tell apart"
-        found.rows += [row("counterfactual_top1", k, nothing, "share", reason=same) for k in HELD]
+        found.rows += [unknown("counterfactual_top1", k, "share", len(shots), same) for k in HELD]
         return
     steps, names = max(HELD), list(ids)
     with bar("holding actions", 2 * len(ids), "actions") as progress:
@@ -253,7 +254,7 @@ def counterfactual(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
         asked = exists & (exists.sum(0) >= 2)
         if not asked.any():
             over = "every episode is over by then, whatever is done"
-            found.rows.append(row("counterfactual_top1", k, Estimate(np.nan, np.nan, np.nan, 0), "share", reason=over))
+            found.rows.append(unknown("counterfactual_top1", k, "share", 0, over))
             continue
         credit = retrieval(simulated_AN[:, :, i], gallery, exists)
         best = np.einsum("aan->an", retrieval(gallery, gallery, exists))
@@ -445,10 +446,8 @@ def gradients(
     CutShort where a time limit cuts a real run."""
     agent, starts, device = shots.simulator.agent, shots.starts, shots.starts.h_NH.device
     if not basis.size:
-        still = Estimate(np.nan, np.nan, np.nan, len(shots))
         why = "the recorded hidden states are all the same: there is no direction to move them along"
-        for suffix, family, k in itertools.product(("", "_through_world"), ("value", "action"), FORESIGHT):
-            found.rows.append(row(f"gradient_sign_{family}{suffix}", k, still, "share", reason=why))
+        found.rows += [unknown(name, k, "share", len(shots), why) for name in GRADIENTS for k in FORESIGHT]
         return None
     shape = (2, len(shots), max(FORESIGHT) + 1, agent.spec.n_actions)
     noise = torch.from_numpy(rng.gumbel(size=shape).astype(np.float32)).to(device)
@@ -470,7 +469,7 @@ def gradients(
         measure = f"gradient_sign_{family}{suffix}"
         if not on.any():
             none = "no change of the hidden state changes anything in the real world"
-            found.rows.append(row(measure, k, Estimate(np.nan, np.nan, np.nan, len(shots)), "share", reason=none))
+            found.rows.append(unknown(measure, k, "share", len(shots), none))
             continue
         estimate = share_of(same[on], np.broadcast_to(unit_N, same.shape)[on])
         repeated = same_sign(seen, np.where(on, other, 0))

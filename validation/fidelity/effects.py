@@ -30,9 +30,9 @@ from analysis.coupling.discrete_paths import ROUNDING, along_memory, policy_slop
 from core.directions import Basis
 from core.progress import bar
 from core.roll import Noise, roll
-from core.stats import Estimate, share_of
+from core.stats import share_of
 from validation.fidelity.counterfactual import CERTAIN, FORESIGHT, Found, Snapshots, foreseen, same_sign
-from validation.fidelity.measures import row
+from validation.fidelity.measures import row, unknown
 from validation.paired.course import Measures
 from validation.paired.limits import each_in_time
 from validation.paired.real import RealWorld
@@ -41,6 +41,8 @@ from validation.paired.tree import Nodes, Paired, Remembering
 
 ROWS = 64  # starts at once, so that a world's tree stays small
 FAMILIES = ("value", "action")
+EFFECT = "effect_sign_{}"
+EFFECTS = tuple(map(EFFECT.format, FAMILIES))
 
 Effects = dict[tuple[int, str, str], np.ndarray]  # {(k, family, quantity): [D, N]}, per standard deviation
 
@@ -106,13 +108,11 @@ def effects(
     real run.
     """
     agent, starts, simulator = shots.simulator.agent, shots.starts, shots.simulator
-    measure = "effect_sign_{}".format
+    measure = EFFECT.format
     if not basis.size or len(shots.actions) <= len(agent.spec.parts):  # one for each part
         why = ("all actions do the same from every snapshot" if basis.size else
                "the recorded hidden states are all the same: there is no direction to move them along")  # fmt: skip
-        nothing = Estimate(np.nan, np.nan, np.nan, len(shots))
-        found.rows += [row(measure(f), k, nothing, "share", reason=why)
-                       for f, k in itertools.product(FAMILIES, FORESIGHT)]  # fmt: skip
+        found.rows += [unknown(name, k, "share", len(shots), why) for name in EFFECTS for k in FORESIGHT]
         return
     shape = (2, len(shots), max(FORESIGHT) + 1, agent.spec.n_actions)
     now, again = torch.from_numpy(rng.gumbel(size=shape).astype(np.float32)).to(starts.h_NH.device)
@@ -140,8 +140,7 @@ def effects(
         on = ~np.isnan(same)
         if not on.any():
             none = "no action changes anything of this in the real world"
-            found.rows.append(row(measure(family), k, Estimate(np.nan, np.nan, np.nan, len(shots)), "share",
-                                  reason=none))  # fmt: skip
+            found.rows.append(unknown(measure(family), k, "share", len(shots), none))
             continue
         estimate = share_of(same[on], np.broadcast_to(unit_N, same.shape)[on])
         repeated = same_sign(seen, np.where(on, other, 0))

@@ -247,6 +247,11 @@ def row(
             "reason": reason if told["simulated"] is None else ""}  # fmt: skip
 
 
+def unknown(measure: str, horizon: int | None, unit: str, n: int, reason: str) -> Row:
+    """A line that has no numbers, and says why."""
+    return row(measure, horizon, Estimate(np.nan, np.nan, np.nan, n), unit, reason=reason)
+
+
 def psnr(mse: float) -> float:
     """Peak signal-to-noise ratio in dB of frames in [0, 1] with a mean squared error; infinite at 0."""
     return float(-10 * np.log10(mse)) if mse > 0 else float("inf")

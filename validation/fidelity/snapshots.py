@@ -12,10 +12,11 @@ import torch
 from core.contracts import Agent, VecEnv
 from core.directions import Basis
 from core.roll import Simulator
-from core.stats import Estimate, benjamini_hochberg
+from core.stats import benjamini_hochberg
 from generative.starts import Informed
 from validation.fidelity.counterfactual import (
     FORESIGHT,
+    GRADIENTS,
     Found,
     Snapshots,
     counterfactual,
@@ -23,8 +24,8 @@ from validation.fidelity.counterfactual import (
     other_policy,
     take,
 )
-from validation.fidelity.effects import FAMILIES, effects
-from validation.fidelity.measures import row
+from validation.fidelity.effects import EFFECTS, effects
+from validation.fidelity.measures import unknown
 from validation.fidelity.ranking import policies_of, ranking
 from validation.fidelity.there_and_back import there_and_back
 from validation.paired.limits import CutShort, has_room
@@ -82,33 +83,26 @@ def try_again(
 def answers_in_time(ask: Callable[[Snapshots], T], shots: Snapshots, found: Found) -> T | None:
     """What ``ask`` finds of those snapshots that no time limit cuts a real run of: by their step alone
     (validation.paired.limits), and found's notes say how many were left out.  None where hardly any are left."""
-    try:
-        return ask(shots)
-    except CutShort as cut:
-        limit = cut.limit
-    while True:
-        kept, asked = np.flatnonzero(has_room(shots.starts.age_N, limit, max(FORESIGHT))), None
-        if len(kept) >= FEWEST:
-            try:
-                asked = ask(shots.some(kept.tolist()))
-            except CutShort as cut:  # by an altered run that lives longer
-                limit = cut.limit
-                continue
-        found.notes["cut"] = (
-            f"gradients and enumerated effects of {len(shots) - len(kept) if asked is not None else len(shots)} of "
-            f"{len(shots)} snapshots: a time limit cuts episodes after {limit} steps, within {max(FORESIGHT)} steps of "
-            "them"
-        )
-        return asked
+    left: Snapshots | None = shots
+    while left is not None:
+        try:
+            return ask(left)
+        except CutShort as cut:  # again where an altered run lives longer
+            kept = np.flatnonzero(has_room(shots.starts.age_N, cut.limit, max(FORESIGHT)))
+            if len(kept) < FEWEST:
+                kept = kept[:0]
+            left = shots.some(kept.tolist()) if len(kept) else None
+            found.notes["cut"] = (
+                f"gradients and enumerated effects of {len(shots) - len(kept)} of {len(shots)} snapshots: a time limit "
+                f"cuts episodes after {cut.limit} steps, within {max(FORESIGHT)} steps of them"
+            )
+    return None
 
 
 def unanswered(shots: Snapshots, further: bool, why: str) -> Found:
     """The rows of ``answers`` without a number."""
-    nothing, found = Estimate(np.nan, np.nan, np.nan, len(shots)), Found()
-    measures = [f"gradient_sign_{f}{part}" for part in ("", "_through_world") for f in FAMILIES]
-    measures += [f"effect_sign_{f}" for f in FAMILIES] if further else []
-    found.rows = [row(name, k, nothing, "share", reason=why) for name in measures for k in FORESIGHT]
-    return found
+    measures = (*GRADIENTS, *EFFECTS) if further else GRADIENTS
+    return Found([unknown(name, k, "share", len(shots), why) for name in measures for k in FORESIGHT])
 
 
 def answers(

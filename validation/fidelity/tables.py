@@ -33,6 +33,7 @@ from validation.fidelity.measures import (
     row,
     softmax,
     total_variation,
+    unknown,
     wasserstein,
 )
 from validation.fidelity.pairing import FEWEST_EPISODES, Paired, Rung, Side
@@ -120,11 +121,6 @@ def agent_rows(p: Paired, rng: np.random.Generator, actions: Mapping[str, Sequen
             typical = float((np.abs(pi0[on, k].mean(0) - pi0[on, k]).sum(-1) / 2).mean())
             yield row(f"policy_distance{suffix}", k, bootstrap_mean(apart, at, rng=rng), "total variation",
                       floor=0.0, copy=copied, mean=typical)  # fmt: skip
-
-
-def unknown(measure: str, horizon: int | None, unit: str, n: int, reason: str) -> Row:
-    """A line that has no numbers, and says why."""
-    return row(measure, horizon, Estimate(np.nan, np.nan, np.nan, n), unit, reason=reason)
 
 
 def stretches(horizon: int) -> list[tuple[int | None, int, int]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from core.stats import Estimate
 from validation.fidelity.counterfactual import Found, Recorder, Snapshots, simulate
-from validation.fidelity.measures import as_float, psnr, row
+from validation.fidelity.measures import as_float, psnr, row, unknown
 from validation.fidelity.regions import came_back, followed, ratio_of
 
 WAYS = (4, 8)  # steps held, either way
@@ -51,7 +51,7 @@ def there_and_back(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
     image = len(shots.simulator.world.spec.obs[shots.name].shape) == 3
     if pair is None or not image:
         why = "the observations are no images" if not image else f"no actions are called {' and '.join(OPPOSITE)}"
-        found.rows += [row("there_and_back_psnr", 2 * m, nothing, "dB", reason=why) for m in WAYS]
+        found.rows += [unknown("there_and_back_psnr", 2 * m, "dB", len(shots), why) for m in WAYS]
         return
     for m in WAYS:
         parts = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,18 +74,8 @@ def altered(world: RealWorld, edit: WorldEdit) -> RealWorld:
     there = moved(world, world.env.edited(states, edit.column, edit.value))
     if not edit.shown:
         return there
-    starts = replace(there.starts, states=states)
-    return ShownWorld(
-        world.agent,
-        there.state_N,
-        world.noise_NTA,
-        world.measures,
-        world.env,
-        starts,
-        world.few,
-        world.whole,
-        edit=edit,
-    )
+    same = {f.name: getattr(there, f.name) for f in fields(there) if f.init}
+    return ShownWorld(**same | {"starts": replace(there.starts, states=states)}, edit=edit)
 
 
 @torch.no_grad()
@@ -98,7 +88,7 @@ def moved(world: RealWorld, states: Sequence[bytes]) -> RealWorld:
     state = world.agent.advance(seen, starts.before, first_B)
     window = {k: np.concatenate([x[:, :-1], now.obs[k][:, None]], 1) for k, x in starts.window.items()}
     there = replace(starts, states=tuple(states), state=state, window=window, h_NH=world.agent.read("h", seen, state))
-    return RealWorld(world.agent, state, world.noise_NTA, world.measures, world.env, there, world.few, world.whole)
+    return replace(world, state_N=state, starts=there)
 
 
 def world_edit_rows(world: RealWorld, edits: Sequence[WorldEdit], rng: np.random.Generator) -> list[dict[str, Any]]:
