@@ -115,13 +115,25 @@ class Event:
         """Share of the T steps at which it happens [R]; a step after the episode's end is one without it."""
         return (weight_RT * self(rows)).mean(1)
 
-    def happens(self, rows: Rows, weight_RT: Tensor) -> Tensor:
-        """Whether it happens at all [R]: the chance that the episode still goes on when it first does."""
+    def first(self, rows: Rows, weight_RT: Tensor) -> Tensor:
+        """Whether each step is the first at which it happens [R, T], a chance in a simulator; weight: the chance that
+        the episode still goes on."""
         on_RT = self(rows)
         # That it has not happened yet is asked of episodes that went on.
         past_RT = self._where(rows, torch.zeros_like(rows.ended_RT))
         not_yet_RT = torch.cat([torch.ones_like(on_RT[:, :1]), (1 - past_RT[:, :-1]).cumprod(1)], 1)
-        return (weight_RT * on_RT * not_yet_RT).sum(1)
+        return weight_RT * on_RT * not_yet_RT
+
+    def happens(self, rows: Rows, weight_RT: Tensor) -> Tensor:
+        """Whether it happens at all [R]: the chance that the episode still goes on when it first does."""
+        return self.first(rows, weight_RT).sum(1)
+
+    def wait(self, rows: Rows, weight_RT: Tensor) -> Tensor:
+        """How many of the T steps pass before it first happens [R], all T where it does not (the restricted mean
+        survival time, where steps have chances; Royston and Parmar 2013, doi:10.1186/1471-2288-13-152)."""
+        first_RT = self.first(rows, weight_RT)
+        steps = first_RT.shape[1]
+        return steps - (first_RT * torch.arange(steps, 0, -1).to(first_RT)).sum(1)
 
 
 def parse_event(

@@ -143,7 +143,10 @@ def test_rate_and_first_happening_by_hand() -> None:
     event = parse_event("it", "value > 0 and value < 3", ACTIONS, 2)  # at steps 1 and 2
     assert float(event.rate(rows(), weight)) == pytest.approx((0.5 + 0.25) / 4)
     assert float(event.happens(rows(), weight)) == 0.5  # it still goes on with this chance when it first happens
-    assert float(parse_event("no", "value > 9", ACTIONS, 2).happens(rows(), weight)) == 0
+    assert event.first(rows(), weight).tolist() == [[0, 0.5, 0, 0]]
+    assert float(event.wait(rows(), weight)) == 0.5 * 1 + 0.5 * 4  # after one step, or not within the four
+    never = parse_event("no", "value > 9", ACTIONS, 2)
+    assert float(never.happens(rows(), weight)) == 0 and float(never.wait(rows(), weight)) == 4
 
 
 @pytest.mark.parametrize(
@@ -152,8 +155,8 @@ def test_rate_and_first_happening_by_hand() -> None:
 )  # fmt: skip
 def test_in_a_simulator_an_event_has_the_chance_that_its_outcomes_give_it(text: str) -> None:
     """Of a world that foretells chances of a reward (of 10) and of an ending, against as many episodes drawn from it:
-    rates and whether it happens at all.  (A mean reward is hardly ever 0, and an ending seldom likelier than not: so
-    a simulator foretold rewards always and deaths never.)"""
+    rates, whether it happens at all, and when.  (A mean reward is hardly ever 0, and an ending seldom likelier than
+    not: so a simulator foretold rewards always and deaths never.)"""
     generator = torch.Generator().manual_seed(0)
     draws, steps = 40_000, 6
     paid, ends = torch.rand(1, steps, generator=generator) * 0.4, torch.rand(1, steps, generator=generator) * 0.5
@@ -170,7 +173,8 @@ def test_in_a_simulator_an_event_has_the_chance_that_its_outcomes_give_it(text: 
     drawn = Rows(value.expand(draws, -1), 10.0 * got, over.float(), many, many, many[..., :0])
     on = torch.cat([torch.ones(draws, 1), (1 - over[:, :-1].float()).cumprod(1)], 1)
     for said, seen in ((event.rate(foretold, alive), event.rate(drawn, on)),
-                       (event.happens(foretold, alive), event.happens(drawn, on))):  # fmt: skip
+                       (event.happens(foretold, alive), event.happens(drawn, on)),
+                       (event.wait(foretold, alive) / steps, event.wait(drawn, on) / steps)):  # fmt: skip
         assert float(said) == pytest.approx(float(seen.mean()), abs=0.01), text
     known = replace(drawn, paid_RT2=torch.ones(draws, steps, 2))  # a world that knows its rewards says the same
     assert torch.equal(event(known), event(drawn))

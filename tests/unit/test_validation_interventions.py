@@ -1487,7 +1487,7 @@ def test_needs_of_an_event_that_one_direction_makes():
         assert of_nuisance["verdict"] == ("no effect" if of_nuisance["n"] > 58 else "open"), role
         assert of_nuisance["share"] == 0 < of_nuisance["high"]
     texts = [c["text"] for c in found.notes["claims"]]
-    assert "is sufficient for 'right': it brings about the event at" in texts[0]
+    assert "is sufficient for 'right': within 3 steps it brings about the event at" in texts[0]
     assert "it holds in the real world" in texts[0], texts[0]
     assert all(c["parts"]["through_world"]["answer"] == "by construction" for c in found.notes["claims"])
     # By hand, from the stored events.
@@ -1496,6 +1496,41 @@ def test_needs_of_an_event_that_one_direction_makes():
     assert row["expected"] > 0.8 > rows["shift planted:0", "sufficient"]["expected"]  # the simulator sees it coming
     assert f", of a chance of {row['expected']:.0%} that it gives the event there without the change" in texts[1]
     assert row["n"] == int(base.sum()) and row["share"] == pytest.approx(float(-effect[base == 1].mean()))
+
+
+def test_an_event_that_is_only_put_off_is_said_to_be_put_off():
+    """A push at one step keeps 'right' from being chosen for a while, and is then forgotten: within 3 steps it stops it
+    at many starts, within 12 at few, and at the others it comes later."""
+    options = PlantedOptions(hazard=0.0)
+    known = truth(options)
+    rows, times = {}, {}
+    for steps in (3, 12):
+        found = study(
+            planted_simulator(options), lambda slots: PlantedWorld(options, slots), known.basis,
+            replace(STUDY, directions=(), starts=96, horizon=steps, events=("right: action == right",),
+                    hypotheses=("shift 0 by -2 necessary for right", "shift 0 by -2 on time:right")),
+        )  # fmt: skip
+        (rows[steps],) = (r for r in found.tables["needs"] if r["claimed"])
+        (times[steps],) = (c for c in found.notes["claims"] if c.get("quantity") == f"time:right@{steps}")
+        base, effect = (found.arrays[f"{name}/time:right@{steps}"] for name in ("unaltered", "observed"))
+        without, altered = base, base + effect[0]
+        # By hand from what happens: every event of a run is at or after the first.
+        happens = found.arrays[f"unaltered/event:right@{steps}"]
+        assert ((without < steps) == (happens == 1)).all() and set(np.unique(without)) <= set(range(steps + 1))
+        stopped = (without < steps) & (altered == steps)
+        row = rows[steps]
+        assert row["horizon"] == steps and row["prevented_or_caused"] == stopped.sum()
+        ends = [row[f"came_{name}"] for name in ("first", "median", "last")]
+        assert ends == [without[stopped].min(), np.median(without[stopped]), without[stopped].max()]
+        both = (without < steps) & (altered < steps)
+        assert (row["later"], row["sooner"]) == ((altered > without)[both].sum(), (altered < without)[both].sum())
+        text = next(c["text"] for c in found.notes["claims"] if c.get("event") == "right")
+        said = f"there after {ends[0]:.3g} to {ends[2]:.3g} steps without the change (median {ends[1]:.3g})"
+        assert f"within {steps} steps it stops the event" in text and said in text
+    assert rows[3]["share"] > rows[12]["high"] and rows[12]["later"] > rows[3]["later"]
+    assert times[12]["exists"] == "yes" and times[12]["size"] == "as foretold" and times[12]["unit"] == "steps"
+    assert times[12]["observed"] == pytest.approx(float(effect[1].mean())) and times[12]["observed"] > 1
+    assert "changes the steps that pass before 'right' first happens (12 where it does not" in times[12]["text"]
 
 
 def test_patching_everything_recovers_everything_at_once_and_the_nuisance_nothing():

@@ -35,7 +35,7 @@ from validation.hypotheses.grammar import EditHypothesis, check_events, parse_ed
 from validation.interventions.controls import FEWEST
 from validation.interventions.options import claimed
 from validation.interventions.verdicts import LEAST_STARTS
-from validation.paired.course import choices_of
+from validation.paired.course import OF_EVENTS, choices_of
 
 STAGE = "edits"
 
@@ -97,12 +97,12 @@ def parsed(
         if h.role and config.simulator is None:
             raise UserError(f"edit {h.name!r}: '{h.role} for' needs a simulator; say 'on event:{h.event}'")
     events: tuple[Event, ...] = ()
-    if config.events or any(h.role or h.on.startswith(("event:", "rate:")) for h in hypotheses):
+    if config.events or any(h.role or h.on.startswith(("event:", "rate:", "time:")) for h in hypotheses):
         events = parse_events(config.events, spec.action_names, 0 if basis is None else basis.size, spec.same_actions,
                               spec.events)  # fmt: skip
     check_events(hypotheses, [e.name for e in events])
     known = ["value", "reward", "return", "ended", *(f"prob:{a}" for a in choices_of(spec))]
-    known += [f"{kind}:{e.name}" for kind in ("rate", "event") for e in events]
+    known += [f"{kind}:{e.name}" for kind in OF_EVENTS for e in events]
     for h in hypotheses:
         claimed(h, [f"{q}@" for q in known], "" if basis is None else basis.kind, config.horizon)
     return hypotheses, events

@@ -33,7 +33,7 @@ from validation.edits.claims import Against, Judged, claims_of, verdict_of, way_
 from validation.edits.controls import choices, others
 from validation.edits.coupled import Edge, Tried, judged as judged_edges, tried
 from validation.edits.course import ALL_ELSE, SET_BACK, AllElse, EditedWorld, Frames, Run, Way, differs, shown_with
-from validation.hypotheses.grammar import EditHypothesis
+from validation.hypotheses.grammar import EditHypothesis, timed
 from validation.interventions import verdicts
 from validation.interventions.options import claimed
 from validation.interventions.statistics import Scale, Sizes, Trial, judge, spread_under
@@ -103,7 +103,7 @@ def study(
         claims = [h.on for h in options.hypotheses]
         directions = options.directions if basis is None else with_claimed(options.directions, basis, claims)
         actions = with_named(spec.distinct_actions(), spec, claims)
-        measures = Measures(actions, basis, directions, options.events)
+        measures = Measures(actions, basis, directions, options.events, timed=timed(options.hypotheses))
         return _asked(world, measures, options, simulator, rule)
     finally:
         for one in (collector, env, drawer):

@@ -18,6 +18,8 @@
                              3, if it has another
     swap code:3 code:5       states of code 3 to code 5, and the reverse
 
+``necessary for EVENT`` asks whether the event is stopped within the horizon, which may be that it comes later; ``on
+time:EVENT`` asks how many steps pass before it, ``on event:EVENT`` whether it comes, ``on rate:EVENT`` how often.
 ``as NUMBER``: what the quantity is said to become, so that without a simulator, too, a size is foretold.
 ``ica:all``, or ``all``, stands for every direction, and a number for that direction of the basis that was given.  A
 change is made at the start (step 0) and, with ``for N steps`` or ``always``, at the following ones too.  ``through
@@ -69,7 +71,7 @@ WAYS = ("pixels", "world")  # of an edit
 ROLES = ("necessary", "sufficient")
 SIDES = ("noising", "denoising")
 CLAUSES = ("for", "always", "through", "since", "when", *ROLES, "clean", "matched", "on", "as")
-QUANTITIES = ("value", "reward", "return", "ended", "prob:", "rate:", "event:")  # and directions
+QUANTITIES = ("value", "reward", "return", "ended", "prob:", "rate:", "event:", "time:")  # and directions
 
 
 class Claim(Protocol):
@@ -471,10 +473,18 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
     )
 
 
+def timed(hypotheses: Sequence[Claim]) -> tuple[str, ...]:
+    """The events of which hypotheses say when they happen, or that something stops or brings them about: within a
+    horizon that may mean later, or sooner."""
+    kinds = ((h.on.partition(":"), h) for h in hypotheses)
+    named = (h.event if h.role else name for (kind, _, name), h in kinds if h.role or kind == "time")
+    return tuple(dict.fromkeys(named))
+
+
 def check_events(hypotheses: Sequence[Claim], names: Sequence[str]) -> None:
     """UserError if a hypothesis speaks of an event that nobody defined."""
     for h in hypotheses:
-        for event in filter(None, (h.event, h.clean)):
+        for event in filter(None, (*timed([h]), h.clean)):
             if event not in names:
                 raise UserError(
                     f"hypothesis {h.name!r}: no event {event!r}{nearest(event, names)}; there are: {', '.join(names)}"

@@ -79,7 +79,8 @@ class InterventionsConfig:
     hypotheses: tuple[str, ...] = ()
     """changes to test, instead of --directions and --amounts, each in quotes: 'shift ica:5 by +2', 'collapse ica:5
     ica:9 always necessary for jump_started', 'swap ica:5 ica:9', 'keep_only ica:5', 'resample ica:5 through memory',
-    'patch ica:5 clean scared', 'patch ica:all clean hungry matched age row col',
+    'shift ica:5 by +2 always on time:death', 'patch ica:5 clean scared',
+    'patch ica:all clean hungry matched age row col',
     'shift ica:5 by +2 for 4 steps through world when behaviour=3 sufficient for death'"""
     events: tuple[str, ...] = ()
     """events to measure: names that the world has (death, jump_started ...), or in quotes 'scared: value < 2 and

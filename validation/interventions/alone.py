@@ -30,7 +30,7 @@ from core.roll import action_noise
 from core.stats import few
 from core.when import Rule
 from envs.registry import agents_a_world, renewed
-from validation.hypotheses.grammar import Hypothesis
+from validation.hypotheses.grammar import Hypothesis, timed
 from validation.interventions import verdicts
 from validation.interventions.bench import AGE, Bench, effects_in
 from validation.interventions.claims import about_starts, against_controls, beyond_memory, claims_of, parts_of
@@ -218,7 +218,9 @@ def asked_in(
     words = spec.action_words or {name: (name,) for name in spec.action_names}
     actions = {word: [spec.action_names.index(name) for name in names] for word, names in words.items()}
     directions = with_claimed(options.directions, basis, (h.on for h in hypotheses))
-    measures = known or Measures(actions, basis, directions, events, parts, matched_in(hypotheses))
+    measures = known or Measures(
+        actions, basis, directions, events, parts, matched_in(hypotheses), timed(hypotheses)
+    )  # fmt: skip
     if agents > 1:
         env = make(options.starts * agents)
         shared = shared_world(

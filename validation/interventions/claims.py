@@ -165,16 +165,32 @@ def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -
     chance = ""
     if row["role"] == "necessary":  # what the simulator does not see coming it cannot say to be stopped
         chance = f", of a chance of {row['expected']:.0%} that it gives the event there without the change"
+    when, beside = _times(row)
     words = {
-        "exists": f"{row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the starts; q = {row['q']:.2g}",
+        "exists": f"{row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the starts; q = {row['q']:.2g}"
+        f"{beside}",
         "size": f"seen {row['share']:.0%}, foretold {row['foretold']:.0%}{chance}",
         "special": "it has no controls" if row.get("random_n") is None else
         f"{row['random_n']} controls that occur in the data ({how}) give {row['random_low']:.0%} to "
         f"{row['random_high']:.0%}; q = {row['special_q']:.2g}",
         **(about_the_world(effect) if "verdict" in effect else dict.fromkeys(WORLD, "the event never varies")),
     }  # fmt: skip
+    share = f"{row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}]"
     text = (
-        f"{subject}: it {did} the event at {row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}] of the real starts "
-        f"{of} (n = {row['n']}{few(row['n'])}); the simulator foretold {row['foretold']:.0%}{chance}: {said}."
+        f"{subject}: within {row['horizon']} steps it {did} the event at {share} of the real starts {of} (n = "
+        f"{row['n']}{few(row['n'])}){when}; the simulator foretold {row['foretold']:.0%}{chance}: {said}."
     )
     return {**row, "headline": True, "sentence": said, "text": text, "parts": parts_of(answers, words)}
+
+
+def _times(row: Mapping[str, Any]) -> tuple[str, str]:
+    """(when the event comes that is stopped or brought about, how often it comes later or sooner than without the
+    change), in words; '' where there is none."""
+    when = beside = ""
+    if row["came_median"] is not None:
+        first, median, last = (f"{row[f'came_{name}']:.3g}" for name in ("first", "median", "last"))
+        by, less = ("without", "with") if row["role"] == "necessary" else ("with", "without")
+        when = f", there after {first} to {last} steps {by} the change (median {median}), {less} it later or never"
+    if row["later"] or row["sooner"]:
+        beside = f"; at {row['later']} of the others it comes later than without the change, at {row['sooner']} sooner"
+    return when, beside

@@ -20,13 +20,16 @@ from validation.interventions.verdicts import SMALLEST
 from validation.paired.course import family_of, is_cut, is_late, is_own, is_probability, is_share, unit_of
 
 H = TypeVar("H", bound=Claim)
+TIMES = ("came_first", "came_median", "came_last", "later", "sooner")  # of a row of needs
 ROUNDING = 1e-6  # of a quantity: what varies less does not vary
 NEEDS = (
     "necessary: of the starts at which the event happens without the change, the share at which it does not happen "
     "with it. sufficient: of those at which it does not, the share at which it does. Each start is its own "
     "counterfactual, with the same action noise (probabilities of necessity and of sufficiency; Pearl 2009, chapter "
-    "9). Controls of the same size prevent and cause events too: special is said against them. The share seen is "
-    "compared with the share that the simulator foretold at the same starts."
+    "9). Not to happen within the horizon may be to happen later: came_first, _median and _last say how many steps "
+    "pass before it, of a stopped event without the change, of one brought about with it, and 'on time:EVENT' asks by "
+    "how many it is put off. Controls of the same size prevent and cause events too: special is said against them. "
+    "The share seen is compared with the share that the simulator foretold at the same starts."
 )
 
 
@@ -418,7 +421,7 @@ def _need(
     row: dict[str, Any] = {
         "hypothesis": h.name, "event": name, "role": role, "rate": finite(float(mean_of(base))), "share": None,
         "low": None, "high": None, "foretold": None, "expected": None, "n": len(asked), "p": float("nan"),
-        "special_p": float("nan"),
+        "special_p": float("nan"), "horizon": int(q.partition("@")[2]), **dict.fromkeys(TIMES),
     }  # fmt: skip
     if not len(asked):
         return row, None
@@ -428,6 +431,7 @@ def _need(
     count = int(round(seen.sum()))
     low, high = share_interval(count, len(asked))
     row |= {"share": count / len(asked), "low": low, "high": high, "prevented_or_caused": count}
+    row |= _times(effects, g, q, here[asked], seen > 0.5, role)
     row["foretold"] = float(foretold.mean())
     row["expected"] = float(effects.expected[q][here][asked].mean())  # the chance of the event without the change
     nothing = {"no change": np.zeros_like(seen)[:, None]}
@@ -440,6 +444,27 @@ def _need(
         row |= {"random_mean": float(null.mean())} | _band("random", null)
         row["special_p"] = worst_p(row["share"], null, controls.law_C)
     return row, tested
+
+
+def _times(
+    effects: Effects, g: int, q: str, asked: np.ndarray, changed: np.ndarray, role: str
+) -> dict[str, Any]:  # fmt: skip
+    """When an event comes that is stopped or brought about, for its row of needs: not to come within the horizon may be
+    to come later.  asked: the starts [M]; changed: where it was stopped or brought about [M]."""
+    time, steps = q.replace("event:", "time:", 1), int(q.partition("@")[2])
+    if time not in effects.unaltered:  # of what nobody claimed
+        return {}
+    without = effects.unaltered[time][asked]
+    altered = without + effects.seen["own"][time][g][asked]
+    when = (without if role == "necessary" else altered)[changed]
+    both = ~changed & (np.maximum(without, altered) < steps)  # it comes with the change and without it
+    out: dict[str, Any] = {
+        "later": int((altered > without)[both].sum()),
+        "sooner": int((altered < without)[both].sum()),
+    }
+    if len(when):
+        out |= {"came_first": float(when.min()), "came_median": float(np.median(when)), "came_last": float(when.max())}
+    return out
 
 
 # Patching

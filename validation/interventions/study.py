@@ -21,7 +21,7 @@ from core.trees import Tree
 from core.when import Rule
 from generative.starts import held_frame, started
 from validation.hypotheses.frames import random_frames, require_varied
-from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of
+from validation.hypotheses.grammar import THROUGH, Hypothesis, hypotheses_of, timed
 from validation.interventions.bench import Bench, effects_in
 from validation.interventions.claims import Picked
 from validation.interventions.controls import Family, Pick, choose, contest, mocks_of, run_ways
@@ -85,10 +85,9 @@ def _study(
             raise UserError(f"hypothesis {h.name!r}: the simulator foretells the size; leave out 'as {h.says:g}'")
     rng = np.random.default_rng(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
-    claims = [h.on for h in hypotheses]
     choosing, bench = both = both_benches(
         simulator, make_env, basis, options, device, generator, rule=rule, make_choosing=make_choosing,
-        simulated=simulated, members=members, events=events, claims=claims,
+        simulated=simulated, members=members, events=events, hypotheses=hypotheses,
     )  # fmt: skip
     try:
         bench.real.run()  # a time limit is met here, before hours are spent
@@ -122,10 +121,11 @@ def both_benches(
     simulator: Simulator[Any], make_env: Callable[[int], VecEnv], basis: Basis, options: StudyOptions,
     device: torch.device, generator: torch.Generator, *, rule: Rule | None = None,
     make_choosing: Callable[[int], VecEnv] | None = None, simulated: type[SimulatedWorld] = SimulatedWorld,
-    members: Sequence[Simulator[Any]] = (), events: tuple[Event, ...] = (), claims: Sequence[str] = (),
+    members: Sequence[Simulator[Any]] = (), events: tuple[Event, ...] = (),
+    hypotheses: Sequence[Hypothesis] = (),
 ) -> Benches:  # fmt: skip
-    """What a study runs on; the arguments are those of ``study``.  generator: of the action noise; claims: the
-    quantities that are spoken of.  The caller closes it."""
+    """What a study runs on; the arguments are those of ``study``.  generator: of the action noise; hypotheses: what
+    they speak of is measured.  The caller closes it."""
     agent, spec = simulator.agent, simulator.world.spec
     frames = max(one.world.initial_frames for one in (simulator, *members))
     when = where_started(options.start_when, basis, rule)
@@ -136,8 +136,10 @@ def both_benches(
     env, few = make_env(len(starts)), make_env(min(len(starts), BRANCHES))
     try:
         note_unshared(env, starts)
+        claims = [h.on for h in hypotheses]
         actions = with_named(distinct_actions(env, starts), env.spec, claims)
-        measures = Measures(actions, basis, with_claimed(options.directions, basis, claims), events, spec.parts)
+        directions = with_claimed(options.directions, basis, claims)
+        measures = Measures(actions, basis, directions, events, spec.parts, timed=timed(hypotheses))
         dreams = [dreamed_from(simulator, some, measures, options, generator, simulated) for some in (before, starts)]
         noise_NTA = dreams[1].noise_NTA
         real = RealWorld(agent, starts.state, noise_NTA, measures, env, starts, few, whole=True)
