@@ -15,7 +15,7 @@ if not __package__:  # run by its path, where the imports below fail
     sys.exit(2)
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,7 +119,8 @@ def _sources(
         def of_samples(episodes: Sequence[int]) -> Steps:
             return in_words(read_steps(samples, first, column, unit_E=sample_unit_E, episodes=episodes))
 
-        found[1] = source(samples, first, sample_unit_E, of_samples, fit, config.seed)
+        of_all = source(samples, first, sample_unit_E, of_samples, fit, config.seed)
+        found[1] = replace(of_all, fitted=[]) if fit.fit_on == "real" else of_all
     return found
 
 
@@ -147,7 +148,7 @@ def main(config: BehavioursConfig) -> None:
     of = check_placing(sources, config.fit)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         # The simulated ones first: they are read at once.
-        steps = [None if s is None else s.steps_of(s.fitted) for s in reversed(sources)][::-1]
+        steps = [s.steps_of(s.fitted) if s is not None and s.fitted else None for s in reversed(sources)][::-1]
         spec = renewed(real.spec)
         with threadpool_limits(config.threads):
             parts = spec.parts if spec.action_parts else ()

@@ -87,7 +87,9 @@ def cluster_some(
         paid = cost(label_M, unit_M, again_from(scores_MK, on_map, options, seed), np.random.default_rng(seed))
         paid.record(result, len(rows_M), of, "steps", "episodes")
 
-    result.notes |= {"behaviours": count, "embedding": options.embedding, "method": options.method}
+    result.notes |= {
+        "behaviours": count, "embedding": options.embedding, "method": options.method, "fit_on": options.fit_on,
+    }  # fmt: skip
     result.scalar("explained", float(share_K.sum()), "share of the vectors' variance in the components", len(rows_M))
     arrays: dict[str, np.ndarray] = {"map": made.map_ND.astype(np.float32)}
     for source, name in enumerate(SOURCES):
@@ -288,7 +290,8 @@ def summary(result: Result, out: Path) -> str:
     if "surrogates" in result.tables:
         lines.append(f"  {in_words(result)}")
     if "fitted" in s:
-        lines.append(f"  {cost_in_words(result, 'steps')}")
+        flag = "--fit_on real" if result.notes["fit_on"] == "real" else "--fit_rows"
+        lines.append(f"  {cost_in_words(result, 'steps', flag)}")
     if "noise_share" in s:
         noise = s["noise_share"]["value"]
         lines.append(f"  {noise:.0%} of real steps are in none of them")

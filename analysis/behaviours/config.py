@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from analysis.shared.clusters import Method
 from analysis.shared.maps import Embedding
@@ -33,6 +34,9 @@ class BehaviourOptions:
     fewer than 39 cannot say; 0: none (umap and tsne embed each of them: seconds to minutes)"""
     first_step: int = 1
     """earlier steps are left out: step 0 is all initial state"""
+    fit_on: Literal["all", "real"] = "all"
+    """the steps that map and clusters are made from: all, real and simulated (with --samples) together; real ones
+    alone, into whose behaviours the simulated are put, so that none depends on a simulator's samples"""
     fit_rows: int = 200_000
     """at most about so many steps of either source, of whole episodes drawn at random, that map and clusters are made
     from and described by; those of other episodes are put on the finished map and into the finished clusters, and what

@@ -20,6 +20,7 @@ from analysis.shared.behaviours import SOURCES
 from analysis.shared.clusters import STEPS_PER_CLUSTER, labeller
 from analysis.shared.maps import LEAST_MAPPED, check_placeable, mapped
 from analysis.shared.placed import check_lives, share_of_least
+from analysis.shared.sources import SIMULATED
 from analysis.shared.units import Drawn, drawn, episodes_of
 from core.artefacts import Result
 from core.contracts import UserError
@@ -150,10 +151,10 @@ def check_placing(sources: Sequence[Source | None], options: BehaviourOptions) -
     if not any(s.others for s in there):
         return 0
     check_placeable(options.embedding)
-    check_lives(
-        np.concatenate([s.unit_E[s.fitted] for s in there]), options.fit_rows, "independent episodes or worlds",
-        f", or leave the others out (--most_states {options.fit_rows})",
-    )  # fmt: skip
+    instead = f", or leave the others out (--most_states {options.fit_rows})"
+    instead += ", or --fit_on all" if options.fit_on == "real" else ""
+    fitted = np.concatenate([s.unit_E[s.fitted] for s in there])
+    check_lives(fitted, options.fit_rows, "independent episodes or worlds", instead)
     return int(sum(s.steps_E[s.drawn.episodes].sum() for s in there))
 
 
@@ -161,17 +162,18 @@ def place_others(result: Result, finished: Fitted, sources: Sequence[Source | No
     """The other episodes' steps beside the fitted ones in ``labels``, ``index`` and ``map`` of every source, in the
     order of episodes; ``fitted`` int64 [M], the rows of the map that are not placed, and how many these are."""
     arrays, begin = result.arrays, 0
+    most = min(STEPS_AT_ONCE, max(int(of.steps_E[of.fitted].sum()) for of in sources if of is not None))
     maps: list[np.ndarray] = []
     fitted: list[np.ndarray] = []
     for name, of in zip(SOURCES, sources, strict=True):
         if of is None:
             continue
-        label_N, index_N2 = arrays[f"labels_{name}"], arrays[f"index_{name}"]
+        label_N = arrays.get(f"labels_{name}", np.zeros(0, np.int16))
+        index_N2 = arrays.get(f"index_{name}", np.zeros((0, 2), np.int64))
         made, begin = len(label_N), begin + len(label_N)
         map_NX = arrays["map"][begin - made : begin]
         parts = [Placed(label_N, map_NX, index_N2)]
         others = of.steps_E[of.others].sum()
-        most = min(STEPS_AT_ONCE, int(of.steps_E[of.fitted].sum()))
         with bar(f"placing {name} steps", int(others), "steps") as progress:
             for episodes in of.pieces(most):
                 further = finished(of.steps_of(episodes))
@@ -186,3 +188,7 @@ def place_others(result: Result, finished: Fitted, sources: Sequence[Source | No
         arrays |= {f"labels_{name}": label_N[order], f"index_{name}": index_N2[order]}
     arrays |= {"map": np.concatenate(maps), "fitted": np.concatenate(fitted)}
     result.scalars["fitted"]["n"] = len(arrays["map"])
+    simulated = sources[SIMULATED]
+    if simulated is not None and not simulated.fitted:
+        for row in result.tables["behaviours"]:
+            row["n_sim_steps"] = int((arrays["labels_sim"] == row["behaviour"]).sum())

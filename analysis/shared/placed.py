@@ -85,12 +85,12 @@ def cost(
     return Cost(agreement(~half_M), agreement(half_M))
 
 
-def cost_in_words(result: Result, row: str = "records") -> str:
-    """What placing costs, as ``Cost.record`` has it, in one line."""
+def cost_in_words(result: Result, row: str = "records", flag: str = "--fit_rows") -> str:
+    """What placing costs, as ``Cost.record`` has it, in one line.  flag: what made some of them be placed."""
     fitted, placed, remade = (result.scalars[k] for k in ("fitted", "placed_agreement", "remade_agreement"))
     return (
         f"map and clusters are made from {fitted['value']:,.0f} of {fitted['n']:,} {row}, the others placed "
-        f"(--fit_rows); made from half of these, the other half placed: ARI {_around(placed)}, of the half itself "
+        f"({flag}); made from half of these, the other half placed: ARI {_around(placed)}, of the half itself "
         f"{_around(remade)}{few(placed['n'])}"
     )
 

@@ -883,6 +883,36 @@ def test_placed_steps_get_the_label_of_their_mode(method: Method, embedding: Emb
         assert np.array_equal(plain.arrays["labels_real"], label_M) and "fitted" not in plain.scalars
 
 
+def test_behaviours_of_real_steps_alone_do_not_depend_on_what_was_simulated(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {}
+    for name, episodes, seed in (("one", 20, 1), ("other", 9, 2)):
+        samples = write_rollouts(tmp_path / f"samples_{name}", episodes, seed, "simulated")
+        config = replace(settings_of(recorded, tmp_path / name, fit_on="real"), samples=samples, action="precompute")
+        stage(config)
+        found[name] = artefacts.Result.load(tmp_path / name)
+        assert "made from 408 of " in (said := capsys.readouterr().out) and "the others placed (--fit_on real)" in said
+        a, rows = found[name].arrays, found[name].tables["behaviours"]
+        assert a["index_sim"].tolist() == [[e, t] for e in range(episodes) for t in range(1, 35)]
+        assert [row["n_sim_steps"] for row in rows] == np.bincount(a["labels_sim"], minlength=len(rows)).tolist()
+        assert a["map"].shape == (12 * 34 + episodes * 34, 3) and a["fitted"].tolist() == list(range(12 * 34))
+        assert (a["centre_index"][..., 0] <= 0).all()  # central steps are real
+    stage(replace(settings_of(recorded, tmp_path / "none"), action="precompute"))
+    found["none"] = artefacts.Result.load(tmp_path / "none")
+    for name in ("labels_real", "index_real", "centre_index", "transitions", "rule_weight"):
+        one, other, none = (found[k].arrays[name] for k in ("one", "other", "none"))
+        assert np.array_equal(one, other) and np.array_equal(one, none), name
+    assert (
+        found["one"].scalars["stability"] == found["other"].scalars["stability"] == found["none"].scalars["stability"]
+    )
+    names = [row["name"] for row in found["one"].tables["behaviours"]]
+    assert names == [row["name"] for row in found["none"].tables["behaviours"]]
+    stage(replace(settings_of(recorded, tmp_path / "all"), samples=tmp_path / "samples_one", action="precompute"))
+    both = artefacts.Result.load(tmp_path / "all").arrays
+    assert "fitted" not in both and len(both["map"]) == 32 * 34
+
+
 def test_what_placing_costs_shows_where_every_episode_is_another() -> None:
     steps, _ = planted_steps()
     rng = np.random.default_rng(1)
