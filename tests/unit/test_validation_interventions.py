@@ -1492,6 +1492,7 @@ def test_needs_of_an_event_that_one_direction_makes():
     assert all(c["parts"]["through_world"]["answer"] == "by construction" for c in found.notes["claims"])
     # By hand, from the stored events.
     base, effect = found.arrays["unaltered/event:right@3"], found.arrays["observed/event:right@3"][1]
+    assert not [r for r in found.tables["effects"] if r["quantity"].startswith("first:") and "verdict" in r]
     row = rows["shift planted:0", "necessary"]
     assert row["expected"] > 0.8 > rows["shift planted:0", "sufficient"]["expected"]  # the simulator sees it coming
     assert f", of a chance of {row['expected']:.0%} that it gives the event there without the change" in texts[1]
@@ -1513,6 +1514,7 @@ def test_an_event_that_is_only_put_off_is_said_to_be_put_off():
         (rows[steps],) = (r for r in found.tables["needs"] if r["claimed"])
         (times[steps],) = (c for c in found.notes["claims"] if c.get("quantity") == f"time:right@{steps}")
         base, effect = (found.arrays[f"{name}/time:right@{steps}"] for name in ("unaltered", "observed"))
+        assert np.array_equal(base, found.arrays["unaltered/first:right"])
         without, altered = base, base + effect[0]
         # By hand from what happens: every event of a run is at or after the first.
         happens = found.arrays[f"unaltered/event:right@{steps}"]
@@ -1524,9 +1526,12 @@ def test_an_event_that_is_only_put_off_is_said_to_be_put_off():
         assert ends == [without[stopped].min(), np.median(without[stopped]), without[stopped].max()]
         both = (without < steps) & (altered < steps)
         assert (row["later"], row["sooner"]) == ((altered > without)[both].sum(), (altered < without)[both].sum())
+        began = (without == steps) & (altered < steps)
+        assert (row["contrary"], row["contrary_n"]) == (began.sum(), (without == steps).sum())
         text = next(c["text"] for c in found.notes["claims"] if c.get("event") == "right")
         said = f"there after {ends[0]:.3g} to {ends[2]:.3g} steps without the change (median {ends[1]:.3g})"
         assert f"within {steps} steps it stops the event" in text and said in text
+        assert f", and brings it about at {began.sum()} of the {(without == steps).sum()} others;" in text
     assert rows[3]["share"] > rows[12]["high"] and rows[12]["later"] > rows[3]["later"]
     assert times[12]["exists"] == "yes" and times[12]["size"] == "as foretold" and times[12]["unit"] == "steps"
     assert times[12]["observed"] == pytest.approx(float(effect[1].mean())) and times[12]["observed"] > 1

@@ -164,7 +164,7 @@ def _needs(
     """The row of ``needs_of`` of every hypothesis of an event."""
     if not hypotheses:
         return {}
-    events = [q for q in judged.unaltered if q.startswith(("event:", "time:"))]
+    events = [q for q in judged.unaltered if q.startswith(("event:", "first:"))]
     told = {q: np.stack([judged.foretold[h.change][q] for h in hypotheses]) for q in events}
     own = {q: np.stack([judged.seen[h.change]["whole"][q] for h in hypotheses]) for q in events}
     own = {q: np.where(np.isnan(told[q]), np.nan, v) for q, v in own.items()}

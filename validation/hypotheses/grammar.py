@@ -474,17 +474,16 @@ def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
 
 
 def timed(hypotheses: Sequence[Claim]) -> tuple[str, ...]:
-    """The events of which hypotheses say when they happen, or that something stops or brings them about: within a
-    horizon that may mean later, or sooner."""
-    kinds = ((h.on.partition(":"), h) for h in hypotheses)
-    named = (h.event if h.role else name for (kind, _, name), h in kinds if h.role or kind == "time")
+    """When events happen, of what hypotheses say: ``time:EVENT`` where that is claimed, ``first:EVENT`` where something
+    is said to stop or bring about the event, which within a horizon may mean later, or sooner."""
+    named = (f"first:{h.event}" if h.role else h.on for h in hypotheses if h.role or h.on.startswith("time:"))
     return tuple(dict.fromkeys(named))
 
 
 def check_events(hypotheses: Sequence[Claim], names: Sequence[str]) -> None:
     """UserError if a hypothesis speaks of an event that nobody defined."""
     for h in hypotheses:
-        for event in filter(None, (*timed([h]), h.clean)):
+        for event in filter(None, (*(q.partition(":")[2] for q in timed([h])), h.clean)):
             if event not in names:
                 raise UserError(
                     f"hypothesis {h.name!r}: no event {event!r}{nearest(event, names)}; there are: {', '.join(names)}"

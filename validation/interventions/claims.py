@@ -151,7 +151,7 @@ def _numbers(row: Mapping[str, Any], how: str) -> dict[str, str]:
 def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -> dict[str, Any]:
     """The claim that a hypothesis makes of an event, from its row of needs; ``effect``: its row of the table of effects
     on whether the event happens, which has the two statements about the world."""
-    did = "stops" if row["role"] == "necessary" else "brings about"
+    did, undid = ("stops", "brings it about") if row["role"] == "necessary" else ("brings about", "stops it")
     of = "where it happens anyway" if row["role"] == "necessary" else "where it does not happen by itself"
     subject = f"'{row['hypothesis']}' is {row['role']} for '{row['event']}'"
     answers = {"exists": row["exists"], "size": row["size"], "special": row["special"]}
@@ -175,10 +175,11 @@ def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -
         f"{row['random_high']:.0%}; q = {row['special_q']:.2g}",
         **(about_the_world(effect) if "verdict" in effect else dict.fromkeys(WORLD, "the event never varies")),
     }  # fmt: skip
+    contrary = f", and {undid} at {row['contrary']} of the {row['contrary_n']} others"
     share = f"{row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}]"
     text = (
         f"{subject}: within {row['horizon']} steps it {did} the event at {share} of the real starts {of} (n = "
-        f"{row['n']}{few(row['n'])}){when}; the simulator foretold {row['foretold']:.0%}{chance}: {said}."
+        f"{row['n']}{few(row['n'])}){when}{contrary}; the simulator foretold {row['foretold']:.0%}{chance}: {said}."
     )
     return {**row, "headline": True, "sentence": said, "text": text, "parts": parts_of(answers, words)}
 

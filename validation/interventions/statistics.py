@@ -13,7 +13,7 @@ import numpy as np
 
 from core.artefacts import Result, finite
 from core.stats import ALPHA, Estimate, band_of, benjamini_hochberg, bootstrap_means, ratios, share_interval
-from validation.hypotheses.grammar import Claim, Hypothesis
+from validation.hypotheses.grammar import ROLES, Claim, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.agreement import agreement, blocks_of, exchanged
 from validation.interventions.verdicts import SMALLEST
@@ -28,8 +28,9 @@ NEEDS = (
     "counterfactual, with the same action noise (probabilities of necessity and of sufficiency; Pearl 2009, chapter "
     "9). Not to happen within the horizon may be to happen later: came_first, _median and _last say how many steps "
     "pass before it, of a stopped event without the change, of one brought about with it, and 'on time:EVENT' asks by "
-    "how many it is put off. Controls of the same size prevent and cause events too: special is said against them. "
-    "The share seen is compared with the share that the simulator foretold at the same starts."
+    "how many it is put off. What is stopped here may be brought about there: at contrary of contrary_n other starts. "
+    "Controls of the same size prevent and cause events too: special is said against them. The share seen is compared "
+    "with the share that the simulator foretold at the same starts."
 )
 
 
@@ -374,7 +375,7 @@ def needs_of(
     for g, h in enumerate(hypotheses):
         for q in () if h.is_nothing else events:
             name = q.removeprefix("event:").partition("@")[0]
-            for role in ("necessary", "sufficient"):
+            for role in ROLES:
                 if not h.role or (h.role, h.event) == (role, name):
                     row, tested = _need(effects, g, h, controls.get(h), q, name, role, smallest, rng)
                     rows.append({**row, "claimed": bool(h.role)})
@@ -418,10 +419,12 @@ def _need(
     here = about(effects.seen["own"][q][g])
     base = effects.unaltered[q][here]
     seen, asked = changed_share(effects.seen["own"][q][g][here], base, role)
+    contrary, others = changed_share(effects.seen["own"][q][g][here], base, next(r for r in ROLES if r != role))
     row: dict[str, Any] = {
         "hypothesis": h.name, "event": name, "role": role, "rate": finite(float(mean_of(base))), "share": None,
         "low": None, "high": None, "foretold": None, "expected": None, "n": len(asked), "p": float("nan"),
-        "special_p": float("nan"), "horizon": int(q.partition("@")[2]), **dict.fromkeys(TIMES),
+        "special_p": float("nan"), "horizon": int(q.partition("@")[2]), "contrary": int(round(contrary.sum())),
+        "contrary_n": len(others), **dict.fromkeys(TIMES),
     }  # fmt: skip
     if not len(asked):
         return row, None
@@ -451,13 +454,13 @@ def _times(
 ) -> dict[str, Any]:  # fmt: skip
     """When an event comes that is stopped or brought about, for its row of needs: not to come within the horizon may be
     to come later.  asked: the starts [M]; changed: where it was stopped or brought about [M]."""
-    time, steps = q.replace("event:", "time:", 1), int(q.partition("@")[2])
-    if time not in effects.unaltered:  # of what nobody claimed
+    first, _, steps = q.replace("event:", "first:", 1).partition("@")
+    if first not in effects.unaltered:  # of what nobody claimed
         return {}
-    without = effects.unaltered[time][asked]
-    altered = without + effects.seen["own"][time][g][asked]
+    without = effects.unaltered[first][asked]
+    altered = without + effects.seen["own"][first][g][asked]
     when = (without if role == "necessary" else altered)[changed]
-    both = ~changed & (np.maximum(without, altered) < steps)  # it comes with the change and without it
+    both = ~changed & (np.maximum(without, altered) < int(steps))  # it comes with the change and without it
     out: dict[str, Any] = {
         "later": int((altered > without)[both].sum()),
         "sooner": int((altered < without)[both].sum()),

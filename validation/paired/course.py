@@ -36,7 +36,7 @@ class Course(NamedTuple):
     paid_RT2: Tensor | None = None  # [R, T-1, 2], chance of a reward where it [goes on, ends]; None: rewards are known
 
 
-OF_EVENTS = ("rate", "event", "time")  # quantities
+OF_EVENTS = ("rate", "event", "time")  # late quantities
 JUMPS = ("up", "upleft", "upright")
 Actions = Mapping[str, Sequence[int]]  # name of a distinct action -> the ids that do it
 
@@ -72,7 +72,7 @@ class Measures:
     events: tuple[Event, ...] = ()
     parts: tuple[int, ...] = ()  # choices of each part of an action, where there are several
     matched: tuple[str, ...] = ()  # truth columns by which donors are matched
-    timed: tuple[str, ...] = ()  # the events of which it is measured when they first happen
+    timed: tuple[str, ...] = ()  # which of time:EVENT and first:EVENT are measured
 
     @property
     def truths(self) -> tuple[str, ...]:
@@ -93,7 +93,8 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
     ``return@k``, their sum; ``ended@k``, 0 or 1 (simulated: probability); ``prob:ACTION@1..k``, mean
     probability of the action over steps 1 to k; of a direction ``ica:5@k``, its coordinate; ``rate:EVENT@k``, the share
     of steps 0 to k-1 at which the event happens; ``event:EVENT@k``, whether it happens at one of them; of
-    ``measures.timed``, ``time:EVENT@k``: how many of them pass before it first does, k where it does not.
+    ``measures.timed``, ``time:EVENT@k``: how many of them pass before it first does, k where it does not.  The same is
+    ``first:EVENT``, which is described and not judged (``is_late``): ``event:EVENT@k`` is, of which it is a part.
     """
     k = course.value_RT.shape[1] - 1
     probs, weight = probabilities(course.logits_RTA, measures.parts), course.weight_RT
@@ -120,8 +121,9 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
             out[f"rate:{event.name}@{k}"] = event.rate(rows, weight[:, :-1])
         for event in measures.events:
             out[f"event:{event.name}@{k}"] = event.happens(rows, weight[:, :-1])
-            if event.name in measures.timed:
-                out[f"time:{event.name}@{k}"] = event.wait(rows, weight[:, :-1])
+            for kind, when in (("time", f"@{k}"), ("first", "")):
+                if f"{kind}:{event.name}" in measures.timed:
+                    out[f"{kind}:{event.name}{when}"] = event.wait(rows, weight[:, :-1])
     return out
 
 
@@ -162,13 +164,13 @@ def rows_of(course: Course, measures: Measures) -> Rows:
 def _kind(quantity: str) -> str:
     """``direction`` of the later coordinate of one, ``ica:5@8``; else the word that the quantity begins with."""
     kind, named, _ = quantity.partition("@")[0].partition(":")
-    return "direction" if named and kind not in ("logit", "prob", *OF_EVENTS) else kind
+    return "direction" if named and kind not in ("logit", "prob", "first", *OF_EVENTS) else kind
 
 
 def unit_of(quantity: str) -> str:
     """The unit a quantity is in."""
     kind = _kind(quantity)
-    units = {"logit": "nats", "direction": "coordinate", "rate": "share of steps", "time": "steps"}
+    units = {"logit": "nats", "direction": "coordinate", "rate": "share of steps", "time": "steps", "first": "steps"}
     return "probability" if kind in ("prob", "ended", "event") else units.get(kind, "return")
 
 
@@ -176,11 +178,12 @@ def in_words(quantity: str) -> str:
     """A quantity for a sentence."""
     name, _, when = quantity.partition("@")
     kind, action = _kind(quantity), name.partition(":")[2]
-    if kind in ("direction", *OF_EVENTS):
+    if kind in ("direction", "first", *OF_EVENTS):
         said = {
             "direction": f"{name} {when} steps later",
             "rate": f"the share of the {when} steps after at which '{action}' happens",
             "event": f"the chance that '{action}' happens within {when} steps",
+            "first": f"the steps that pass before '{action}' first happens",
             "time": f"the steps that pass before '{action}' first happens ({when} where it does not within {when})",
         }
         return said[kind]

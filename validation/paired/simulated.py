@@ -132,7 +132,9 @@ class SimulatedWorld(Paired):
             kind, _, when = q.partition("@")
             if kind == "return" and {f"value@{when}", f"reward@{when}"} <= out.keys():
                 out[q] = out[f"value@{when}"] + out[f"reward@{when}"]
-            elif kind.startswith(("event:", "time:")) or (kind.startswith("rate:") and not value_R.requires_grad):
+            elif kind.startswith(("event:", "time:", "first:")) or (
+                kind.startswith("rate:") and not value_R.requires_grad
+            ):
                 out[q] = torch.full_like(change, torch.nan)  # it has no derivative
             else:
                 out[q] = row_gradients([value_R if is_late(q) else now[q]], [change], keep=True)[0][0]
