@@ -9,6 +9,7 @@ is measured on episodes that were left out of the fit, and goes into the manifes
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,9 @@ def _discriminant(h_NH: np.ndarray, label_N: np.ndarray) -> tuple[np.ndarray, np
     """(weight [H, C], bias [C], behaviour of each column [C])."""
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-    model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(np.asarray(h_NH, np.float64), label_N)
+    with warnings.catch_warnings():  # a behaviour of one step: it adds nothing to the spread, which is pooled
+        warnings.filterwarnings("ignore", "Only one sample available", UserWarning)
+        model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(np.asarray(h_NH, np.float64), label_N)
     weight, bias = model.coef_.T, model.intercept_
     if weight.shape[1] == 1:  # two behaviours: scikit-learn gives the difference alone
         weight, bias = np.concatenate([-weight, weight], 1) / 2, np.concatenate([-bias, bias]) / 2

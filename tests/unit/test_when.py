@@ -50,6 +50,12 @@ def test_a_rule_that_can_tell_nothing_says_chance() -> None:
     assert fit(h, shuffled, episode).facts["found"] < fit(h, shuffled, episode).facts["chance"] + 0.05
 
 
+def test_a_behaviour_of_one_step_is_no_matter_for_a_warning() -> None:
+    h, label, episode = planted_labels()
+    label[5] = 9
+    assert fit(h, label, episode).facts["of_behaviour"]["9"]["share"] == pytest.approx(1 / len(label))
+
+
 @pytest.mark.parametrize("names", [(3, 7), (1, 4, 6)])
 def test_two_behaviours_and_gaps_in_their_numbers(names: tuple[int, ...]) -> None:
     h, label, episode = planted_labels()
