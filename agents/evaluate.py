@@ -147,8 +147,7 @@ def same_choice(
 ) -> dict[str, np.ndarray]:
     """Share of each alteration's variants under which the likeliest action is the one of the frame as it is, float64
     [rows]; the agent arrives with the state it had (``before``), so that only this one frame is another."""
-    field = next(iter(moment.obs))
-    frames = tensors({field: moment.obs[field][rows]}, device)[field]
+    seen = tensors({name: frames[rows] for name, frames in moment.obs.items()}, device)
     is_first, t, some = (torch.from_numpy(x).to(device) for x in (moment.is_first_B[rows], moment.age_B[rows], rows))
     mine = rows_of(before, some)
     parts = agent.spec.parts
@@ -157,7 +156,7 @@ def same_choice(
     for name, variants in ALTERATIONS.items():
         same = np.zeros(len(rows))
         for variant in variants:
-            acted = act(agent, {field: alter(frames, **variant)}, mine, is_first, t)
+            acted = act(agent, {name: alter(x, **variant) for name, x in seen.items()}, mine, is_first, t)
             same += (likeliest(acted.logits_BA.cpu().numpy(), parts) == chosen_BP).all(-1)
         out[name] = same / len(variants)
     return out

@@ -56,3 +56,8 @@ def picture_of(spec: EnvSpec) -> str | None:
     """The same of a world."""
     images = {n: f.shape for n, f in spec.obs.items() if len(f.shape) == 3 and f.dtype == "uint8"}
     return next((n for channels in (3, 1) for n, shape in images.items() if shape[-1] == channels), None)
+
+
+def shown_field(spec: EnvSpec) -> str:
+    """The observation that is looked at where one is: the picture; where there is none the first."""
+    return picture_of(spec) or next(iter(spec.obs))

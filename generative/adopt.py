@@ -15,7 +15,7 @@ if not __package__:  # run by its path, where the imports below fail
     sys.exit(2)
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from generative.adopted import build, save_adopted, simulator_in
 
 STAGE = "adopt_world"
 STEPS = 3  # of the rolls that are compared
+GREY = 0.5 / 255  # half a level of grey: what a frame may be off by rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,11 @@ def _shown(world: Any, name: str, out: Any, rows: int = ROWS) -> tuple[Tree, Sho
     if set(shown.obs) != set(world.spec.obs):
         raise broken("shapes", f"{name} shows {sorted(shown.obs)}; the world has {sorted(world.spec.obs)}")
     for field, about in world.spec.obs.items():
-        _shape(f"what {name} shows of {field}", shown.obs[field], (rows, *about.shape))
+        _shape(f"what {name} shows of {field}", x := shown.obs[field], (rows, *about.shape))
+        if about.means == "image" and ((x < -GREY) | (x > 1 + GREY)).any():
+            low, high = float(x.min()), float(x.max())
+            raise broken("frames", f"what {name} shows of {field} goes from {low:.3g} to {high:.3g}; frames are in "
+                         "[0, 1] (divide by 255, or clamp them)")  # fmt: skip
     _shape(f"{name}'s reward", shown.reward_B, (rows,))
     _shape(f"{name}'s ending", shown.ending_B, (rows,))
     if ((shown.ending_B < 0) | (shown.ending_B > 1)).any():
@@ -186,8 +191,10 @@ def _check_gradients(world: Any, z: Tensor) -> list[str]:
     state, shown = world.start(z, None)
     first = sum(x.square().sum() for x in shown.obs.values())
     later: Any = 0.0
+    seen = [shown.obs]
     for _ in range(STEPS):
         state, shown = world.step(state, action, None)
+        seen.append(shown.obs)
         later = later + sum(x.square().sum() for x in shown.obs.values()) + shown.reward_B.sum()
     notes = []
     for out, source, what, does, nothing in (
@@ -207,7 +214,26 @@ def _check_gradients(world: Any, z: Tensor) -> list[str]:
             raise broken("gradients", f"those from observations to {what} are 0, though another one changes what is "
                          "shown (rounding or a threshold on the way?)")  # fmt: skip
         notes.append(f"{nothing}: gradients to {what} are 0 there")
+    closed = [name for name in world.spec.obs if _closed([obs[name] for obs in seen], (z, action))]
+    if closed and len(closed) < len(world.spec.obs):
+        notes.append(
+            f"no gradient runs through {', '.join(map(repr, closed))} (rounded, or a threshold or detach on the way?): "
+            "gradients leave out what the agent learns of world and actions by it, runs do not; where it should be in "
+            "them, give it the gradient of a smooth form (straight-through)"
+        )
     return notes
+
+
+def _closed(shown: Sequence[Tensor], sources: tuple[Tensor, ...]) -> bool:
+    """Whether a field, as it is shown step by step, changes but has no gradient to any of the sources."""
+    x = torch.stack(list(shown))
+    if torch.equal(x, x[:1, :1].expand_as(x)):
+        return False
+    if not x.requires_grad:
+        return True
+    weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    grads = torch.autograd.grad((weight * x).sum(), sources, retain_graph=True, allow_unused=True)
+    return not any(g is not None and g.any() for g in grads)
 
 
 @torch.no_grad()

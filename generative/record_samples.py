@@ -198,7 +198,7 @@ def as_recorded(field: Field, shown: Tensor) -> np.ndarray:
     """What a simulator shows of a field as a real recording has it: images uint8, zeros and ones of the field's dtype,
     real numbers float32."""
     if field.means == "image":
-        return (shown.detach() * 255).round().to(torch.uint8).cpu().numpy()
+        return (shown.detach().clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
     return shown.detach().float().cpu().numpy().astype("float32" if field.means == "real" else field.dtype)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from analysis.shared.quantities import Quantity, Reading
 from core.contracts import Agent, Shown, World
-from core.roll import Gate, Moment, Recorded, Simulator, roll
+from core.roll import Gate, Moment, Noise, Recorded, Simulator, roll
 from core.trees import Tree, detached
 
 
@@ -53,7 +53,8 @@ def unchanged(h_BH: Tensor, t_B: Tensor, mask_B: Tensor) -> Tensor:
 
 class Apart:
     """A world that shows tensors of their own, where its state may be the very numbers that it shows: a gradient with
-    respect to what an agent sees does not take the way by the world's state."""
+    respect to what an agent sees does not take the way by the world's state.  What has no gradient to anything before
+    (a counter that is rounded) is open to gradients itself."""
 
     def __init__(self, world: World) -> None:
         self.world, self.spec = world, world.spec
@@ -68,7 +69,13 @@ class Apart:
         return self.world.draw_noise(batch, generator)
 
     def _apart(self, state: Tree, shown: Shown) -> tuple[Tree, Shown]:
-        return state, shown._replace(obs={k: x.view_as(x) for k, x in shown.obs.items()})
+        obs = {k: _opened(x.view_as(x)) for k, x in shown.obs.items()}
+        return state, shown._replace(obs=obs, features_BD=_opened(shown.features_BD))
+
+
+def _opened(x: Tensor) -> Tensor:
+    """The tensor itself, or a leaf of its values where it has no gradient."""
+    return x if x.requires_grad or not torch.is_grad_enabled() else x.detach().requires_grad_()
 
 
 def unroll(simulator: Simulator[Any], z_BZ: Tensor, steps: int, **options: Any) -> list[Moment]:
@@ -110,14 +117,15 @@ def gradients(
     *,
     steps: int,
     paths: Sequence[bool] = (True, False),
+    noise: Sequence[Noise] | None = None,
 ) -> list[list[Gradients]]:
-    """Gradients of every quantity at step ``target`` of modal rollouts: one forward pass for all of them, a backward
-    pass each and path.
+    """Gradients of every quantity at step ``target`` of rollouts, which are modal unless they are given ``noise``: one
+    forward pass for all of them, a backward pass each and path.
 
     paths: True: by agent and world; False: with the path action -> world cut.  steps: transitions T of the result.
     """
     gate = Gate()
-    moments = unroll(simulator, z_SZ.detach().requires_grad_(), target, env_grads=gate)
+    moments = unroll(simulator, z_SZ.detach().requires_grad_(), target, env_grads=gate, noise=noise)
     fields = list(moments[0].shown.obs)
     groups = [[m.shown.obs[name] for m in moments] for name in fields]
     groups += [[m.h_BH for m in moments], [m.shown.features_BD for m in moments]]

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from analysis.shared.events import Event
 from core.artefacts import Result
-from core.contracts import Agent, EnvSpec, LearnedWorld, Shown, UserError, VecEnv
+from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
 from core.directions import Basis
 from core.roll import Simulator
 from core.trees import Tree
+from core.video import picture_of
 from core.when import Rule
 from generative.starts import held_frame, started
 from validation.hypotheses.frames import random_frames, require_varied
@@ -98,7 +99,7 @@ def _study(
         result = report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
         actions, names = bench.predictor.measures.actions, simulator.world.spec.action_names
         result.notes["actions"] = {name: [names[i] for i in ids] for name, ids in actions.items()}
-        if options.video and _shows_pictures(simulator.world.spec):
+        if options.video and picture_of(simulator.world.spec):
             film(bench, result, hypotheses)
     finally:
         both.close()
@@ -330,8 +331,3 @@ def controls_of(
         claims = [(family.ways[pick.place][pick.way], pick.quantity) for pick in own]
         picked.append(Picked(claims, words))
     return controls, picked
-
-
-def _shows_pictures(spec: EnvSpec) -> bool:
-    """Whether the field that is filmed, the first, is a picture."""
-    return next(iter(spec.obs.values())).means == "image"

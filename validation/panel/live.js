@@ -112,13 +112,13 @@ async function showRuns(out) {
   for (const name of names) for (const key of ["value", "reward", "prob", "c"]) runs[name][key] = numbers(runs[name][key]);
   const images = await Promise.all(names.map(name => runs[name].frames ? decoded(runs[name].frames) : null));
   const films = names.map((name, i) => { const on = canvas(`live-${i}`, name), words = element("figcaption", {});
-    draws.push(() => { const run = runs[name], t = Math.min(live.step, run.steps - 1); if (live.step < run.steps) drawFrame(on, images[i], t, { ...told, columns: 16 }); else drawNothing(on, "episode over"); words.textContent = `${name} ${arrowOf(run.action[t])} ${run.action[t]}`; });
+    draws.push(() => { const run = runs[name], t = Math.min(live.step, run.steps - 1); if (live.step < run.steps) drawFrame(on, images[i], t, { ...told, columns: 16 }); else drawNothing(on, "episode over"); words.textContent = live.step < run.steps ? `${name} ${arrowOf(run.action[t])} ${run.action[t]}` : name; });
     return element("figure", {}, on, words); });
   const line = canvas("live-value", "Value in every run"), shade = { simulator: "simulated", "simulator, changed": "simulated", real: "real", "real, changed": "real" };
   draws.push(() => drawCourses(line, names.map(name => ({ values: runs[name].value.slice(0, runs[name].steps), colour: colour(shade[name]), dashed: !name.endsWith("changed") })), live.step, longest, "value (return)"));
   const table = element("table", { id: "live-probs" }), fill = () => {
-    const at = name => runs[name].prob[Math.min(live.step, runs[name].steps - 1)];
-    table.replaceChildren(element("thead", {}, element("tr", {}, element("th", {}, "probability of"), ...names.map(n => element("th", { class: "n" }, n)))), element("tbody", {}, ...told.choices.map((a, i) => element("tr", {}, element("td", {}, `${arrowOf(a)} ${a}`), ...names.map(n => { const changed = n.endsWith("changed") && runs[n.replace(", changed", "")]; const p = at(n)[i], was = changed ? at(n.replace(", changed", ""))[i] : null;
+    const at = name => runs[name].prob[live.step];  // none where its episode is over
+    table.replaceChildren(element("thead", {}, element("tr", {}, element("th", {}, "probability of"), ...names.map(n => element("th", { class: "n" }, n)))), element("tbody", {}, ...told.choices.map((a, i) => element("tr", {}, element("td", {}, `${arrowOf(a)} ${a}`), ...names.map(n => { const changed = n.endsWith("changed") && runs[n.replace(", changed", "")]; if (!at(n)) return element("td", { class: "n soft" }, "over"); const p = at(n)[i], was = changed ? at(n.replace(", changed", ""))?.[i] ?? null : null;
       return element("td", { class: "n" }, figure(p, { unit: "probability", n: 1, what: `${a}, ${n}, step ${live.step}` }), was !== null && Math.abs(p - was) >= .005 ? element("strong", {}, ` ${p > was ? "+" : "−"}${number(Math.abs(p - was), 2)}`) : ""); })))));
   };
   draws.push(fill);

@@ -27,8 +27,9 @@ from core.contracts import EnvSpec, Intervention, Shown, UserError, VecEnv, Worl
 from core.directions import Basis
 from core.figures import are_pictures
 from core.interventions import OnRows
-from core.roll import Moment, Simulator, gumbel, probabilities, roll
+from core.roll import Moment, Noise, Simulator, gumbel, probabilities, roll
 from core.trees import Tree, flatten, joined, rows_of
+from core.video import picture_of, shown_field
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import parse_edit
 from envs.registry import held_out_pool, make
@@ -180,8 +181,8 @@ class Live:
     def facts(self) -> dict[str, Any]:
         """What the page is told: the starts' pictures, and what can be asked."""
         drawn = list(self.drawn)  # the worker may draw more
-        frames = np.concatenate([next(iter(d.starts.window.values()))[:, -1] for d in drawn])
         spec = self.simulator.world.spec
+        frames = np.concatenate([d.starts.window[shown_field(spec)][:, -1] for d in drawn])
         picture = are_pictures(frames, 1)
         return {
             "starts": len(frames), "age": [int(t) for d in drawn for t in d.starts.age_N],
@@ -244,7 +245,8 @@ class Live:
             runs |= dict(zip(("simulator", "simulator, changed"), dreamed, strict=False))
         out: dict[str, Any] = {"asked": dict(values), "runs": runs}
         if asked.quantity:
-            out["saliency"] = self._saliency(asked, here, job)
+            last = min(asked.target, runs["simulator"]["steps"] - 1)  # what follows the end is none of the episode
+            out["saliency"] = self._saliency(replace(asked, target=last), here, noise, job)
         return out
 
     def _change(self, asked: Asked) -> tuple[Intervention, str] | None:
@@ -273,7 +275,9 @@ class Live:
         for t, name in enumerate(asked.actions[: asked.horizon + 1]):
             if not name:
                 continue
-            if spec.action_parts or name not in spec.action_names:
+            if spec.action_parts:
+                raise UserError("an action of several parts cannot be taken by hand; leave out actions")
+            if name not in spec.action_names:
                 raise UserError(f"no action is called {name!r}{cli.nearest(name, spec.action_names)}")
             noise[0, t, spec.action_names.index(name)] = FORCED
         return noise.to(self.drawn[0].starts.h_NH.device)
@@ -320,7 +324,8 @@ class Live:
 
     def _each(self, moments: Sequence[Moment]) -> list[dict[str, Any]]:
         """Every row of a simulated course as JSON."""
-        seen = [(next(iter(m.shown.obs.values())).clamp(0, 1) * 255).byte().cpu().numpy() for m in moments]
+        name = shown_field(self.simulator.world.spec)
+        seen = [(m.shown.obs[name].clamp(0, 1) * 255).byte().cpu().numpy() for m in moments]
         course = course_along(moments)
         return [self._told(course, [x[row] for x in seen], row) for row in range(len(seen[0]))]
 
@@ -372,16 +377,17 @@ class Live:
         length = 1 + int((over == 0).sum())
         picture = are_pictures(frames[0], 0)
         sheet = pages.sheet(np.stack(frames[:length]), COLUMNS, effort=0) if picture else b""
-        return {
-            "steps": length, "value": _rounded(course.value_RT[row]), "reward": _rounded(course.reward_RT[row]),
-            "prob": _rounded(torch.stack([probs[:, ids].sum(-1) for ids in choices.values()], -1)),
-            "action": [" + ".join(words) for words in zip(*named, strict=True)],
-            "c": [] if self.basis is None else _rounded(self.basis.project(course.h_RTH[row])),
+        return {  # of this episode alone: the real world has begun another one after it
+            "steps": length, "value": _rounded(course.value_RT[row, :length]),
+            "reward": _rounded(course.reward_RT[row, :length]),
+            "prob": _rounded(torch.stack([probs[:length, ids].sum(-1) for ids in choices.values()], -1)),
+            "action": [" + ".join(words) for words in zip(*named, strict=True)][:length],
+            "c": [] if self.basis is None else _rounded(self.basis.project(course.h_RTH[row, :length])),
             "frames": base64.b64encode(sheet).decode(),
         }  # fmt: skip
 
-    def _saliency(self, asked: Asked, here: Starts, job: Job) -> dict[str, Any]:
-        """Maps of a quantity at the target step, without the change, from this very start: whole and agent only."""
+    def _saliency(self, asked: Asked, here: Starts, noise: Tensor, job: Job) -> dict[str, Any]:
+        """Maps of a quantity at the target step of the unaltered run in the simulator: whole and agent only."""
 
         def basis_of(kind: str) -> Basis:
             if kind not in self.bases:
@@ -391,17 +397,21 @@ class Live:
         spec = self.simulator.world.spec
         (quantity,) = find_quantities((asked.quantity,), spec, basis_of, next(iter(self.bases), "ica"))
         if asked.target < quantity.first_step:
-            raise UserError(f"{quantity.name} needs a target step of at least {quantity.first_step}")
+            raise UserError(
+                f"{quantity.name} needs a target step of at least {quantity.first_step}, here it is {asked.target} (of "
+                "an episode that ends before, its last step); choose another start or quantity"
+            )
         known = from_known(self.simulator)
         window = {k: torch.from_numpy(v) for k, v in here.window.items()}
         z = known.world.pack(window, flatten(here.before))
         known = replace(known, world=Watched(known.world, job))
+        drawn = [Noise(action_BA=noise[:, t]) for t in range(asked.target + 1)]
         with torch.no_grad():
-            moments = unroll(known, z, asked.target)
+            moments = unroll(known, z, asked.target, noise=drawn)
             chosen = moments[asked.target].action
             y = float(quantity.read(reading_at(moments, asked.target, chosen))[0])
-        (found,) = gradients(known, z, chosen, [quantity], asked.target, steps=asked.target)
-        name = next((k for k, f in spec.obs.items() if len(f.shape) == 3), None)
+        (found,) = gradients(known, z, chosen, [quantity], asked.target, steps=asked.target, noise=drawn)
+        name = picture_of(spec)
         if name is None:
             raise UserError("saliency is shown on pictures; this world's observations are none")
         out: dict[str, Any] = {"quantity": quantity.name, "unit": quantity.unit, "target": asked.target, "y": y}
