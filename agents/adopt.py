@@ -382,7 +382,7 @@ def main(config: AdoptConfig) -> None:
     source.agree()
     spec = spec_of(config.env, options_of(config.env_options))
     module = source.run(("make_agent",))
-    agent = build(module, source.file, spec)
+    agent = build(module, source, spec)
     rename: Callable[[str], Any] | None = getattr(module, "rename", None)
     fill(agent, tensors, rename, config.weights)
     check(agent, observations(spec, config.seed))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from core.artefacts import (
+    ADOPTED,
     WEIGHTS,
     load_json,
     load_weights,
@@ -38,26 +39,26 @@ from core.files import bounded, read_bytes, tensors_of
 from core.plugins import Source, agreed, agreed_source, copied_source
 from envs.registry import renewed
 
-DESCRIPTION = "adopted.json"
+DESCRIPTION = ADOPTED
 SOURCE = "agent_module.py"  # the copy of the user's module in the run directory
 WORLD_SOURCE = "world_module.py"  # that of the environment's, where this is the user's too
 POLICY = "policy.pth"  # the state dict in a zip of Stable-Baselines3
 
 
-def build(module: ModuleType, file: str, spec: EnvSpec) -> Any:
+def build(module: ModuleType, source: Source, spec: EnvSpec) -> Any:
     """What a user's ``make_agent`` makes for a world, in eval mode, frozen.  Raises UserError."""
     try:
         agent = module.make_agent(spec)
     except Exception as error:  # whatever a user's code raises
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"make_agent of {file} fails in {spec.env_id}: {what}") from error
+        raise UserError(f"make_agent of {source.file} fails in {spec.env_id}: {what}") from error
     if not isinstance(agent, nn.Module):
-        raise UserError(f"make_agent of {file} gives a {type(agent).__name__}, not a torch.nn.Module")
+        raise UserError(f"make_agent of {source.file} gives a {type(agent).__name__}, not a torch.nn.Module")
     parts = ("points", "initial", "encode", "advance", "heads", "read", "replaced")
     missing = [name for name in parts if not hasattr(agent, name)]
     if missing:
-        raise UserError(f"the agent of {file} has no {' and no '.join(missing)}; see docs/bring-your-own.md")
-    agent.spec = spec  # type: ignore[assignment]
+        raise UserError(f"the agent of {source.file} has no {' and no '.join(missing)}; see docs/bring-your-own.md")
+    agent.spec, agent.source_sha256 = spec, source.sha256  # type: ignore[assignment]
     return agent.eval().requires_grad_(False)
 
 
@@ -178,7 +179,7 @@ def load_adopted(path: Path, device: torch.device | str = "cpu", name: str = WEI
     source = copied_source(path, SOURCE, str(data["module"]), str(data["source_sha256"]))
     if spec.env_id.startswith("module/"):
         agreed(copied_source(path, WORLD_SOURCE, spec.env_id.partition("/")[2], str(spec.options["sha256"])))
-    agent = build(source.run(("make_agent",)), source.file, spec)
+    agent = build(source.run(("make_agent",)), source, spec)
     load_weights(agent, path, name)
     out: Agent = agent.to(device)
     return out

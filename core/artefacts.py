@@ -76,8 +76,9 @@ FINISHED = ".finished"  # directory of what finished shards told, until the run 
 EDITABLE = ("behaviours.json", "names.json")
 BESIDE = "agent_beside"  # key of a bundle's simulator.json: fingerprint of its agent, in the folder beside it
 # The file by which a run directory is one of an agent, or of a simulator; each kind has its own.
-AGENTS = ("agent.json", "policy.json", "adopted.json")
-SIMULATORS = ("simulator.json", "world.json")
+ADOPTED, OWN_WORLD = "adopted.json", "world.json"  # of users' modules
+AGENTS = ("agent.json", "policy.json", ADOPTED)
+SIMULATORS = ("simulator.json", OWN_WORLD)
 SIMULATOR_WARNING = "simulator_warning"  # fact of a manifest, see ``simulator_warning``
 REPLACED_INPUTS = "replaced_inputs"  # fact: names of the inputs that were others when the run ended
 LESS_THAN_HELD = "free_running_mse_less_held_frame"  # metric of a simulator (generative.train)
@@ -834,12 +835,15 @@ def _fill(module: torch.nn.Module, have: Mapping[str, torch.Tensor], file: Path)
     module.load_state_dict(have, strict=True)
 
 
-def fingerprint_of(tensors: Mapping[str, torch.Tensor]) -> str:
-    """16 hex digits that name a set of tensors, by their names, shapes and values."""
+def fingerprint_of(tensors: Mapping[str, torch.Tensor], **sources: str) -> str:
+    """16 hex digits that name a set of tensors, by their names, shapes and values, and the users' modules that they are
+    of (SHA-256 by what it makes; '': our own)."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode() + str(tuple(tensor.shape)).encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    for name, sha in sorted(sources.items()):
+        digest.update(f"{name} {sha}".encode() if sha else b"")
     return digest.hexdigest()[:16]
 
 
@@ -940,15 +944,22 @@ def _models_of(directory: Path, manifest: Mapping[str, Any]) -> _Models:
     if (about := description(manifest, SIMULATORS)) is None:
         earlier = sorted(name for name in files if Path(name).match("checkpoint_*.safetensors"))
         return _Models(
-            True, fingerprint_of(tensors),
+            True, fingerprint_of(tensors, agent=_adopted_from(directory, ADOPTED)),
             checkpoints=tuple(fingerprint_of(load_tensors(directory, name)) for name in earlier),
         )  # fmt: skip
     beside = BESIDE in load_json(directory, about)
-    if beside or about == "world.json":  # which has the world's weights alone, and the agent's directory in it
-        where = directory.resolve().parent if beside else directory
-        tensors |= {f"agent.{k}": v for k, v in _as_loaded(where / "agent").items()}
+    where = (directory.resolve().parent if beside else directory) / "agent"
+    if beside or about == OWN_WORLD:  # which has the world's weights alone, and the agent's directory in it
+        tensors |= {f"agent.{k}": v for k, v in _as_loaded(where).items()}
     agent = {k.removeprefix("agent."): v for k, v in tensors.items() if k.startswith("agent.")}
-    return _Models(True, fingerprint_of(agent), fingerprint_of(tensors))
+    by = _adopted_from(where, ADOPTED)
+    world = _adopted_from(directory, OWN_WORLD)
+    return _Models(True, fingerprint_of(agent, agent=by), fingerprint_of(tensors, agent=by, world=world))
+
+
+def _adopted_from(directory: Path, about: str) -> str:
+    """SHA-256 of the user's module that an agent or a world was adopted from; '' where it is our own."""
+    return str(load_json(directory, about)["source_sha256"]) if (directory / about).exists() else ""
 
 
 def _as_loaded(directory: Path) -> dict[str, torch.Tensor]:

@@ -56,13 +56,19 @@ def direction_ids(words: Sequence[str], of: str | Basis, what: str) -> list[int]
 
 
 def fingerprint(of: Any) -> str:
-    """16 hex digits that name a set of weights: of an agent (or another module), or of a simulator's world and agent
-    together.  Two with the same weights are the same."""
+    """16 hex digits that name a set of weights, and the users' modules that they are of: of an agent (or another
+    module), or of a simulator's world and agent together.  Two with the same weights and modules are the same."""
     if isinstance(of, Simulator):
         agent: Any = of.agent
         world = of.world
-        return fingerprint_of({**{f"agent.{k}": v for k, v in agent.state_dict().items()}, **world.state_dict()})
-    return fingerprint_of(of.state_dict())
+        tensors = {**{f"agent.{k}": v for k, v in agent.state_dict().items()}, **world.state_dict()}
+        return fingerprint_of(tensors, agent=_source_of(agent), world=_source_of(world))
+    return fingerprint_of(of.state_dict(), agent=_source_of(of))
+
+
+def _source_of(module: Any) -> str:
+    """SHA-256 of the user's module that a part was adopted from; '' of our own."""
+    return str(getattr(module, "source_sha256", ""))
 
 
 @dataclass(frozen=True)

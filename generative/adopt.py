@@ -287,7 +287,7 @@ def main(config: AdoptWorldConfig) -> None:
     source, tensors = read_source(config.module), read_weights(config.weights)
     source.agree()
     module = source.run(("make_world",))
-    world = build(module, source.file, agent.spec)
+    world = build(module, source, agent.spec)
     fill(world, tensors, getattr(module, "rename", None), config.weights)
     simulator = simulator_in(world, agent)
     notes = check(simulator, windows(agent.spec, int(world.initial_frames), config.seed))

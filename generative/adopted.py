@@ -18,6 +18,7 @@ from agents.adopted import world_source
 from agents.load import load_agent
 from core.artefacts import (
     MANIFEST,
+    OWN_WORLD,
     WEIGHTS,
     load_json,
     load_weights,
@@ -32,24 +33,24 @@ from core.plugins import Source, copied_source
 from core.roll import Simulator
 from generative.simulator import AGENT, copy_run
 
-DESCRIPTION = "world.json"
+DESCRIPTION = OWN_WORLD
 SOURCE = "world_model_module.py"  # the copy of the user's module in the run directory
 PARTS = ("latent_size", "initial_frames", "infer", "normalise", "observe", "start", "step", "draw_noise")
 
 
-def build(module: ModuleType, file: str, spec: EnvSpec) -> Any:
+def build(module: ModuleType, source: Source, spec: EnvSpec) -> Any:
     """What a user's ``make_world`` makes for a world, in eval mode, frozen.  Raises UserError."""
     try:
         world = module.make_world(spec)
     except Exception as error:  # whatever a user's code raises
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"make_world of {file} fails for {spec.env_id}: {what}") from error
+        raise UserError(f"make_world of {source.file} fails for {spec.env_id}: {what}") from error
     if not isinstance(world, nn.Module):
-        raise UserError(f"make_world of {file} gives a {type(world).__name__}, not a torch.nn.Module")
+        raise UserError(f"make_world of {source.file} gives a {type(world).__name__}, not a torch.nn.Module")
     missing = [name for name in PARTS if not hasattr(world, name)]
     if missing:
-        raise UserError(f"the world of {file} has no {' and no '.join(missing)}; see docs/bring-your-own.md")
-    world.spec = spec  # type: ignore[assignment]
+        raise UserError(f"the world of {source.file} has no {' and no '.join(missing)}; see docs/bring-your-own.md")
+    world.spec, world.source_sha256 = spec, source.sha256  # type: ignore[assignment]
     return world.eval().requires_grad_(False)
 
 
@@ -81,6 +82,6 @@ def load_adopted(path: Path, device: torch.device | str = "cpu") -> Simulator[An
     agent = load_agent(path / AGENT, device)
     world_source(agent.spec)
     source = copied_source(path, SOURCE, str(data["module"]), str(data["source_sha256"]))
-    world = build(source.run(("make_world",)), source.file, agent.spec)
+    world = build(source.run(("make_world",)), source, agent.spec)
     load_weights(world, path, WEIGHTS)
     return simulator_in(world.to(device), agent)

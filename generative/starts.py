@@ -81,8 +81,12 @@ class KnownStarts(nn.Module):
         self.latent_size = sum(self.sizes) + state_size
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The world's: by its weights it is the same."""
+        """The world's: by its weights (and its user's module) it is the same."""
         return self.world.state_dict(*args, **kwargs)
+
+    @property
+    def source_sha256(self) -> str:
+        return str(getattr(self.world, "source_sha256", ""))
 
     def pack(self, obs: Mapping[str, Tensor], state_BS: Tensor) -> Tensor:
         """Initial observations [B, I, ...], and the agent's state before the last of them, as latents [B, Z]."""

@@ -130,7 +130,10 @@ def plan(
     chosen = [spread_over_episodes(rows, sampled.unit_N, config.samples_per_behaviour, rng) for rows in eligible]
     rows = np.concatenate(chosen)
     if not len(np.concatenate(chosen[: len(groups)])):
-        raise UserError(f"no behaviour has a step later than {longest} in --samples; record more or use shorter lags")
+        raise UserError(
+            f"no behaviour has a step later than {longest} in --samples (the last steps of every episode are in none: "
+            "--lags of analysis.behaviours); record longer samples, or use shorter lags, there or here"
+        )
     most = max(len(np.unique(sampled.unit_N[c])) for c in chosen[: len(groups)])
     need = least_units(config.alpha, MEAN)
     if most < need:

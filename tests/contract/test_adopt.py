@@ -384,7 +384,7 @@ def example(name: str, spec: EnvSpec) -> Any:
     source = read_source(EXAMPLES / f"{name}.py")
     source.agree()
     torch.manual_seed(0)
-    return build(source.run(("make_agent",)), source.file, spec)
+    return build(source.run(("make_agent",)), source, spec)
 
 
 def as_sb3(agent: nn.Module, path: Path) -> Path:
@@ -532,7 +532,7 @@ make_agent = Agent
     corridor = str(EXAMPLES / "corridor.py")
     source = read_source(tmp_path / "my_agent.py")
     source.agree()
-    agent = build(source.run(), source.file, spec_of(corridor, {}))
+    agent = build(source.run(), source, spec_of(corridor, {}))
     weights = as_state_dict(agent, tmp_path / "w.pt")
     main(AdoptConfig(module=tmp_path / "my_agent.py", weights=weights, env=corridor, out=tmp_path / "run", threads=1))
     loaded = load_agent(tmp_path / "run")

@@ -259,7 +259,7 @@ def corridor(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source, env = read_source(root / "lstm.py"), Corridor(32)
         source.agree()
         torch.manual_seed(0)
-        agent: Any = build(source.run(("make_agent",)), source.file, env.spec)
+        agent: Any = build(source.run(("make_agent",)), source, env.spec)
         with artefacts.new_run(root / "agent", "adopt", {}) as run:
             save_adopted(agent, source, run.path)
             run.facts = {"agent": fingerprint(agent)}
