@@ -16,13 +16,19 @@ from core.contracts import EnvSpec, numbers_of_distinct
 from core.episodes import Episode
 from core.stats import bootstrap_mean
 
-MEASURES = {"same_action": "share of pairs", "value_spread": "return", "frame_mse": "squared share of the range"}
+PAIRS = "share of pairs"
+MEASURES = {
+    "same_action": PAIRS,
+    "same_ending": PAIRS,
+    "value_spread": "return",
+    "frame_mse": "squared share of the range",
+}
 
 
 @dataclass
 class Apart:
     """Collects what pairs of members do alike.  Actions that do the same count as one; a step counts where every member
-    is still in its episode."""
+    is still in its episode, of endings where any is: a pair agrees where both are, or neither is."""
 
     steps: int  # transitions
     spec: EnvSpec
@@ -30,12 +36,14 @@ class Apart:
     found: dict[str, list[np.ndarray]] = field(init=False, default_factory=lambda: {name: [] for name in MEASURES})
 
     def of(self, members: Sequence[Episode]) -> dict[str, np.ndarray]:
-        """One sample, what each member made of it: float64 [P, T+1] of each measure, NaN where not all are there."""
+        """One sample, what each member made of it: float64 [P, T+1] of each measure, NaN at steps that do not count."""
+        there = [np.arange(max(len(e.h) for e in members)) < len(e.h) for e in members]
         rows = min(len(e.h) for e in members)
         acted = min(rows, *(e.steps for e in members))
         did = [self._in_effect(e.action[:acted]) for e in members]
         found = {
             "same_action": np.stack([(a == b).all(1) for a, b in itertools.combinations(did, 2)]),
+            "same_ending": np.stack([a == b for a, b in itertools.combinations(there, 2)]),
             "value_spread": np.std([e.value[:rows] for e in members], 0, ddof=1)[None],
         }
         if self.picture is not None:
@@ -61,7 +69,7 @@ class Apart:
             self.found[name].append(x_PT)
 
     def table(self, rng: np.random.Generator) -> list[dict[str, Any]]:
-        """A row a measure and step: the mean with its 95 % interval over the samples that all members are still in."""
+        """A row a measure and step: the mean with its 95 % interval over the samples in which the step counts."""
         rows = []
         for name, kept in self.found.items():
             for t in range(self.steps + 1 if kept else 0):
@@ -69,7 +77,7 @@ class Apart:
                 here_N = ~np.isnan(x_NP).any(1)
                 if not here_N.any():
                     continue
-                x_R = x_NP[here_N].ravel() > 0.5 if name == "same_action" else x_NP[here_N].ravel()
+                x_R = x_NP[here_N].ravel() > 0.5 if MEASURES[name] == PAIRS else x_NP[here_N].ravel()
                 e = bootstrap_mean(x_R, np.repeat(np.flatnonzero(here_N), x_NP.shape[1]), rng=rng)
                 rows.append({"measure": name, "step": t, "value": e.value, "low": max(e.low, 0), "high": e.high,
                              "n": e.n, "unit": MEASURES[name]})  # fmt: skip
