@@ -36,7 +36,7 @@ from validation.interventions.agreement import agreement
 from validation.interventions.bench import Bench, effects_in
 from validation.interventions.controls import Family, Mocks, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.figures import _through_zero, draw_effects
-from validation.interventions.options import StudyOptions, check_options
+from validation.interventions.options import StudyOptions, check_options, claimed
 from validation.interventions.statistics import (
     Controls,
     Effects,
@@ -1023,12 +1023,20 @@ def basis_of(planted):
         ("shift 5 by +2 on prob:part_0 1 for 2 steps",
          Hypothesis("shift", "planted", (5,), (2.0,), steps=2, on="prob:part_0 1")),
         ("shift 5 by +2 always on prob:left", Hypothesis("shift", "planted", (5,), (2.0,), steps=None, on="prob:left")),
+        ("collapse 5 on prob:1", Hypothesis("collapse", "planted", (5,), on="prob:1")),  # an action called 1
     ],
 )  # fmt: skip
 def test_hypotheses_in_words_and_back(planted, text, said):
     assert parse_hypothesis(text, basis_of(planted)) == [said]
     again = parse_hypothesis(said.name, basis_of(planted))
     assert again == [replace(said, role="", event="")]
+
+
+def test_an_action_called_by_a_number_is_no_direction(planted):
+    (h,) = parse_hypothesis("collapse 5 on prob:1", basis_of(planted))
+    assert claimed(h, ["value@4", "prob:1@1..4"], "planted", 4) == "prob:1@1..4"
+    with pytest.raises(UserError, match="no quantity 'prob:1'.*there are: value, prob:left"):
+        claimed(h, ["value@4", "prob:left@1..4"], "planted", 4)
 
 
 def test_a_hypothesis_of_a_coordinate_is_asked_of_the_starts_beyond_the_number(planted):

@@ -71,7 +71,8 @@ WAYS = ("pixels", "world")  # of an edit
 ROLES = ("necessary", "sufficient")
 SIDES = ("noising", "denoising")
 CLAUSES = ("for", "always", "through", "since", "when", *ROLES, "clean", "matched", "on", "as")
-QUANTITIES = ("value", "reward", "return", "ended", "prob:", "rate:", "event:", "time:")  # and directions
+NAMED = ("prob:", "rate:", "event:", "time:")  # of an action or event, which may be called by a number
+QUANTITIES = ("value", "reward", "return", "ended", *NAMED)  # and directions
 
 
 class Claim(Protocol):
@@ -378,14 +379,20 @@ def parse_edit_hypothesis(text: str, game: str, basis: Basis | None = None) -> E
     return EditHypothesis(edit, **found)
 
 
+def is_direction(quantity: str, kind: str) -> bool:
+    """Whether a quantity is a direction's coordinate, as it is named where a basis is of that kind."""
+    return not quantity.startswith(NAMED) and direction_of(quantity, kind) is not None
+
+
 def _name_direction(found: dict[str, Any], basis: Basis | None, where: str) -> None:
     """The direction that is claimed to change, if it is one, by its whole name."""
-    if direction_of(found.get("on", ""), "" if basis is None else basis.kind):
+    on = found.get("on", "")
+    if is_direction(on, "" if basis is None else basis.kind):
         if basis is None:
-            raise UserError(f"{where}: {found['on']} is a direction of a basis: give --basis")
-        (on,) = direction_ids([found["on"]], basis, where)
-        basis.check([on])
-        found["on"] = name_of(basis.kind, on)
+            raise UserError(f"{where}: {on} is a direction of a basis: give --basis")
+        (i,) = direction_ids([on], basis, where)
+        basis.check([i])
+        found["on"] = name_of(basis.kind, i)
 
 
 def _targets(

@@ -14,12 +14,12 @@ from core.artefacts import Result
 from core.conditions import check_behaviours, parse_conditions
 from core.config import nearest
 from core.contracts import EnvSpec, UserError
-from core.directions import Basis, direction_of
+from core.directions import Basis
 from core.stats import ALPHA, require_permutations
 from core.when import Rule
 from envs.procgen_truth import truth_events
 from envs.registry import renewed
-from validation.hypotheses.grammar import Claim, Hypothesis, check_events, parse_hypothesis
+from validation.hypotheses.grammar import Claim, Hypothesis, check_events, is_direction, parse_hypothesis
 from validation.interventions.bench import AGE
 from validation.interventions.controls import FEWEST
 from validation.interventions.start_when import FLAG, where_started
@@ -122,7 +122,7 @@ def claimed(h: Claim, known: Sequence[str], kind: str, horizon: int) -> str:
     if not (h.on or h.role):
         return ""
     on = f"event:{h.event}" if h.role else h.on
-    if direction_of(on, kind):  # measured once the directions are known
+    if is_direction(on, kind):  # measured once the directions are known
         return f"{on}@{horizon}"
     found = [q for q in known if q.startswith(f"{on}@")]
     if not found:
