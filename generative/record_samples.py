@@ -46,7 +46,7 @@ from generative.apart import Apart
 from generative.finished import FOLDER, Finished, opened
 from generative.load import check_world, load_ensemble, members_as_inputs
 from generative.simulator import require_finite
-from generative.starts import Informed, from_known, informed_by, known_latents
+from generative.starts import Informed, from_known, informed_by, known_latents, note_forgotten
 
 STAGE = "record_samples"
 RECORDED, ALL = "recorded", "all"  # words of --actions
@@ -516,6 +516,8 @@ def main(config: RecordSamplesConfig) -> None:
     count = len(meta)
     kinds = ["random" if config.rollouts is None else informed_by(one.world, config.start) for one in members]
     names = [fingerprint(one) for one in members]
+    if config.rollouts is not None and config.agent is None:
+        note_forgotten(members[0], config.start, "--start")
     members = [from_known(one) if kind == "recorded" else one for one, kind in zip(members, kinds, strict=True)]
     noises = [0] * count if compares(config) else list(range(count))
     if config.stochastic:

@@ -8,6 +8,7 @@ flat.  So whatever is done from latents can be done from them, and gradients pas
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 from core.contracts import Agent, EnvSpec, Shown, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore
-from core.roll import Recorded, Simulator, joined_starts
-from core.trees import Tree, flatten, unflatten
+from core.roll import Recorded, Simulator, blank, joined_starts
+from core.trees import Tree, each, flatten, leaves, unflatten
 from generative.fields import as_read
 
 Informed = Literal["recorded", "inferred"]
@@ -46,6 +47,24 @@ def informed_by(world: Any, asked: Informed | None) -> Informed:
     """How starts are taken from recorded frames: as asked, or as the world's kind was trained to."""
     own: Informed = getattr(world, "informed", "inferred")
     return asked or own
+
+
+@torch.no_grad()
+def note_forgotten(simulator: Simulator[Any], asked: Informed | None, flag: str) -> None:
+    """Say that an agent which remembers begins with its initial state at starts whose recording knows better, where
+    nobody asked for that: its simulator gives it no memory."""
+    if asked is not None or simulator.memory is not None or informed_by(simulator.world, None) != "inferred":
+        return
+    agent = simulator.agent
+    seen, state, none = blank(agent, 1), agent.initial(1), torch.zeros(1, dtype=torch.bool)
+    other = each(lambda x: x + 1 if x.is_floating_point() else x, state)
+    either = (leaves(agent.advance(seen, one, none.to(next(leaves(one)).device))) for one in (state, other))
+    if not all(torch.equal(a, b) for a, b in zip(*either, strict=True)):
+        print(
+            "note: this simulator gives the agent no memory, so it remembers nothing at any start; "
+            f"{flag} recorded begins with what it remembered there",
+            file=sys.stderr,
+        )
 
 
 def started(world: Any, obs: Mapping[str, Tensor], asked: Informed | None = None) -> tuple[Tree, Shown]:

@@ -17,6 +17,7 @@ from analysis.saliency import __main__ as saliency
 from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import load_basis
+from core.episodes import RolloutStore
 from core.plugins import read_source
 from envs.registry import spec_of
 from generative import adopt, record_samples
@@ -207,6 +208,24 @@ def test_a_field_without_a_gradient_is_said_and_does_not_stop_saliency(
     found = Result.load(tmp_path / "saliency").arrays
     of_odd = next(x for name, x in found.items() if "value" in name and x.shape[1:] == (5, 1))
     assert of_odd[:, 2].all()  # the agent does look at it
+
+
+def test_a_memory_that_the_simulator_lacks_is_said(
+    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent remembers, its simulator gives it no memory, and the recording knows it."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    words = ["--simulator", house / "simulator", "--rollouts", house / "rollouts", "--steps", 2]
+    run(record_samples, "RecordSamplesConfig", *words, "--samples", 8, "--out", tmp_path / "inferred")
+    words += ["--samples", 8, "--start", "recorded", "--out", tmp_path / "recorded"]
+    said = capsys.readouterr().err
+    assert said.count("gives the agent no memory") == 1 and "--start recorded begins with" in said
+    run(record_samples, "RecordSamplesConfig", *words)
+    assert "memory" not in capsys.readouterr().err
+    with RolloutStore(tmp_path / "recorded") as store, RolloutStore(house / "rollouts") as real:
+        for e in range(8):
+            episode, step = store.meta(e)["start"]
+            np.testing.assert_allclose(store.episode(e).h[0], real.episode(episode).h[step], atol=1e-4)
 
 
 def test_frames_beyond_their_range_are_refused_and_never_wrap(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:

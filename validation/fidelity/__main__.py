@@ -41,7 +41,7 @@ from envs.procgen import HELD_OUT_LEVEL
 from envs.registry import held_out_pool, make
 from generative.load import check_world, load_ensemble, members_as_inputs
 from generative.splits import trained_on
-from generative.starts import Informed, informed_by, state_column_of
+from generative.starts import Informed, informed_by, note_forgotten, state_column_of
 from validation.fidelity import figures
 from validation.fidelity.along import Ensemble, Judge, RandomActions
 from validation.fidelity.checks import check_dreams, check_lengths, check_store
@@ -184,6 +184,7 @@ def main(config: FidelityConfig) -> None:
         starts = choose_starts(store, simulator.world.initial_frames + 1, config.windows, rng)
         check_dreams(store, starts)
         start_from = informed_by(simulator.world, config.start_from)
+        note_forgotten(simulator, config.start_from, "--start_from")
         if start_from == "recorded":
             state_column_of(simulator.agent, store.episode(int(starts[0, 0])))
         with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
