@@ -118,7 +118,9 @@ def test_two_processes_give_what_one_gives_where_no_snapshot_can_be_passed_on(
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
-def test_a_report_and_a_panel_show_it(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_and_a_panel_show_it(
+    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Runs of an adopted agent, in its real world and in an adopted one."""
     monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
     agent, simulator = (artefacts.read_manifest(house / name)["facts"]["agent"] for name in ("agent", "simulator"))
@@ -131,6 +133,10 @@ def test_a_report_and_a_panel_show_it(house: Path, tmp_path: Path, monkeypatch: 
     assert (chosen.agent, chosen.simulator) == (house / "agent", house / "simulator") and agent == simulator
     assert {run.path.name for run in chosen.runs} == {"rollouts", "others", "samples", "states"}
     assert "are left out" not in words and "is left out" not in words
+    capsys.readouterr()
+    named = [house / name for name in ("agent", "simulator", "samples")]
+    run(panel, "PanelConfig", "build", *named, "--out", tmp_path / "panel_of_three")
+    assert "left out" not in "".join(capsys.readouterr())  # the simulator's copy of its agent, say
 
 
 def test_other_weights_than_the_manifest_names_are_found(house: Path) -> None:

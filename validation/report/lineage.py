@@ -208,10 +208,12 @@ def _known(path: Path) -> str:
 
 
 def traced(root: Path, stages: Collection[str]) -> tuple[list[Traced], list[str]]:
-    """The whole runs of some stages among a directory and those in it, and a sentence for each broken chain."""
+    """The whole runs of some stages among a directory and those in it (in a simulator's: its agent, a copy), and a
+    sentence for each broken chain."""
     runs, broken = [], []
     seen: set[str] = set()
-    for path in (root, *sorted(root.iterdir(), key=lambda p: (p.is_symlink(), p))):
+    inside = [] if any((root / name).exists() for name in artefacts.SIMULATORS) else root.iterdir()
+    for path in (root, *sorted(inside, key=lambda p: (p.is_symlink(), p))):
         if path.name.startswith(".") and path != root:  # set aside while it is replaced
             continue
         if (place := os.path.realpath(path)) in seen:  # a link to another one
