@@ -413,7 +413,10 @@ class Live:
         (found,) = gradients(known, z, chosen, [quantity], asked.target, steps=asked.target, noise=drawn)
         name = picture_of(spec)
         if name is None:
-            raise UserError("saliency is shown on pictures; this world's observations are none")
+            raise UserError(
+                "saliency is shown on pictures, and this world shows none: choose no quantity here; python -m "
+                "analysis.saliency has the numbers of every field"
+            )
         out: dict[str, Any] = {"quantity": quantity.name, "unit": quantity.unit, "target": asked.target, "y": y}
         for part, grad in zip(("whole", "agent"), found, strict=True):
             levels, step = quantised(of_pixels(grad.of(name).detach().cpu().numpy()))
