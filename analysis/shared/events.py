@@ -17,7 +17,8 @@ Functions   prob(ACTION), logit(ACTION), direction(ID), previous(EXPRESSION): wh
             other side of the level than a step earlier.  Not at step 0, and not where either is NaN
 Operators   and or not, < <= > >= == != in, not in, + - *, numbers
 
-Names of actions that do the same in the world (EnvSpec.same_actions) mean all of them.
+Names of actions that do the same in the world (EnvSpec.same_actions) mean all of them.  A name of more than one word
+stands in quotes ('part_0 1').  Of an action of several parts, ``action in`` holds where any part is in the list.
 
 In a simulator an ending has a chance, and so has a reward where the world tells it (Shown.paid_B2): an event that reads
 them has the chance that it holds.  Of a world that foretells a mean reward alone that mean is compared, and so is what
@@ -147,7 +148,9 @@ def parse_event(
     """
     if not name.isidentifier():
         raise UserError(f"event {name!r}: its name must be one word of letters, digits and _")
-    there = f"columns: {', '.join(COLUMNS)}; functions: {', '.join(FUNCTIONS)}; actions: {', '.join(actions)}"
+    there = (
+        f"columns: {', '.join(COLUMNS)}; functions: {', '.join(FUNCTIONS)}; actions: {', '.join(map(_named, actions))}"
+    )
     reader = _Reader(tuple(actions), directions, tuple(map(tuple, same_actions)), tuple(truth), bare=True)
     tree, holds = _parsed(f"event {name!r}", text, reader, there)
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
@@ -285,7 +288,7 @@ class _Reader:
             else:
                 raise _Unreadable("an action is compared with ==, != or in")
             ids = sorted(set(ids))
-            one: Read = lambda rows: rows.action_RTA[..., ids].sum(-1)  # noqa: E731
+            one: Read = lambda rows: _any_of(ids, rows)  # noqa: E731
             for _ in range(earlier):
                 one = _before(one)
             return _not(one) if isinstance(op, (ast.NotIn, ast.NotEq)) else one
@@ -334,7 +337,9 @@ class _Reader:
 
     def _column(self, name: str) -> Read:
         if self.actions and name in ("action", *self.actions):
-            raise _Unreadable(f"{name!r} is an action, not a number: write action == {self.actions[0]}, or prob(...)")
+            raise _Unreadable(
+                f"{name!r} is an action, not a number: write action == {_named(self.actions[0])}, or prob(...)"
+            )
         if self._is_truth(name):
             return lambda rows: rows.truth[name]
         if name not in self.columns:
@@ -400,6 +405,11 @@ class _Reader:
         return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
 
+def _named(action: str) -> str:
+    """An action as an expression names it: in quotes where its name is more than a word ('part_0 1')."""
+    return action if action.isidentifier() else repr(action)
+
+
 def _steps_before(node: ast.expr) -> int | None:
     """0 for ``action``, 1 for ``previous(action)`` and so on; None for anything else."""
     if isinstance(node, ast.Name) and node.id == "action":
@@ -409,6 +419,15 @@ def _steps_before(node: ast.expr) -> int | None:
         inner = _steps_before(node.args[0])
         return None if inner is None else inner + 1
     return None
+
+
+def _any_of(ids: Sequence[int], rows: Rows) -> Tensor:
+    """Whether any of these was done, [R, T]; where an action has several parts, by any of them."""
+    none, first = torch.ones_like(rows.value_RT), 0
+    for choices in rows.parts or (rows.action_RTA.shape[-1],):
+        own = [i for i in ids if first <= i < first + choices]
+        none, first = none * (1 - rows.action_RTA[..., own].sum(-1)), first + choices
+    return 1 - none
 
 
 def _not(part: Read) -> Read:

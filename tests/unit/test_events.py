@@ -50,6 +50,28 @@ def test_what_expressions_mean(text: str, holds: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("action == 'go 1'", [0, 1, 1, 0]),
+        ("action in ('go 1', 'jump 1')", [0, 1, 1, 1]),
+        ("action not in ('go 1', 'jump 1')", [1, 0, 0, 0]),
+        ("action == 'go 1' and action != 'jump 1'", [0, 1, 0, 0]),
+        ("previous(action) in ('go 0', 'jump 1')", [1, 1, 0, 1]),
+        ("prob('jump 1') > 0.5", [0, 0, 1, 1]),
+    ],
+)
+def test_of_several_parts_any_may_be_in_a_list(text: str, holds: list[int]) -> None:
+    """Neither, go, both, jump."""
+    names = ("go 0", "go 1", "jump 0", "jump 1")
+    parts = torch.tensor([[[0, 0], [1, 0], [1, 1], [0, 1]]])
+    action = torch.nn.functional.one_hot(parts, 2).flatten(2).float()
+    of = replace(rows(), action_RTA=action, logits_RTA=2 * action, parts=(2, 2))
+    assert parse_event("it", text, names, 2)(of)[0].tolist() == holds
+    with pytest.raises(UserError, match="actions: 'go 0', 'go 1', 'jump 0', 'jump 1'"):
+        parse_event("it", "action == go 1", names, 2)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("vlaue < 2", "no column 'vlaue' (did you mean value?)"),
