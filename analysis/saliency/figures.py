@@ -15,7 +15,7 @@ from core.files import save_picture
 from core.progress import track
 from core.video import write_video
 
-CAPTION = 18
+CAPTION = LINE = 18
 TARGET_METHODS = {"integrated": "integrated gradients", "deeplift": "DeepLift", "occlusion": "occlusion"}
 
 
@@ -83,14 +83,20 @@ def draw_strip(strip: Strip) -> Any:
     columns = len(strip.frames)
     scale = display_scale(strip)
     rows = ["frames", *strip.maps]
-    top, arrows = 28, 30
+    width = LABEL + columns * (TILE + GAP)
+    full = f"[blue: raises it, red: lowers it; full colour at {scale:.2g} per unit of brightness]"
+    header = [f"{strip.title}    {full}"]
+    if font.getlength(header[0]) > width - 12:  # few steps
+        header = [strip.title, full]
+        width = max(width, *(12 + int(font.getlength(line)) for line in header))
+    top, arrows = 10 + LINE * len(header), 30
     extra = bool(strip.target_maps)
     bottom = top + arrows + len(rows) * (TILE + GAP) + 24
     height = bottom + extra * (CAPTION + TILE + GAP)
-    image = Image.new("RGB", (LABEL + columns * (TILE + GAP), height), "white")
+    image = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(image)
-    full = f"blue: raises it, red: lowers it; full colour at {scale:.2g} per unit of brightness"
-    draw.text((6, 6), f"{strip.title}    [{full}]", fill="black", font=font)
+    for n, line in enumerate(header):
+        draw.text((6, 6 + LINE * n), line, fill="black", font=font)
     draw.text((6, top + 8), "action", fill="black", font=small)
     for t, name in enumerate(strip.actions):
         arrow(draw, LABEL + t * (TILE + GAP) + TILE / 2, top + arrows / 2, name, 10, small)

@@ -790,3 +790,15 @@ def test_gradient_names_the_causal_direction_and_clears_the_nuisance(planted: Si
     (value,) = of_path(planted, z, chosen(planted, z), quantities[:1])
     expected = torch.from_numpy(known.value_K.copy()).expand(16, -1)
     torch.testing.assert_close(known.basis.pullback(value.h[:, TARGET]), expected)
+
+
+@pytest.mark.parametrize(("steps", "lines"), [(1, 2), (2, 2), (12, 1)])
+def test_the_words_above_a_strip_are_whole(steps: int, lines: int) -> None:
+    """Of few steps they take two lines, and the picture is as wide as they are."""
+    frames = np.zeros((steps, 12, 53, 3), np.uint8)
+    maps = {"gradient": np.zeros((steps, 12, 53), np.float32)}
+    title = "sample 0: action (part_0 2 + part_1 1) at step 0 = 1.122 nats"
+    on = np.ones(steps, bool)
+    strip = figures.Strip(frames, maps, {}, ["left"] * steps, np.zeros(steps), on, 0, title)
+    inked = (np.asarray(figures.draw_strip(strip).convert("L")) < 128)[: 6 + 18 * lines]
+    assert inked[6 + 18 * (lines - 1) :].any() and not inked[:, -5:].any()
