@@ -222,6 +222,20 @@ def test_error_of_the_true_simulator_does_not_depend_on_whose_actions_it_is_give
     assert "random" in found.notes["other_policy"]
 
 
+class Rounds(PlantedModel):
+    """Right but for rounding, which is more of an action that the agent seldom takes."""
+
+    def _transition(self, x_BX, action_BA, normal_BX=None):
+        return super()._transition(x_BX, action_BA, normal_BX) + 1e-6 * action_BA[:, 1:2]
+
+
+def test_errors_of_rounding_have_no_ratio():
+    options = PlantedOptions(hazard=0.0, noise=0.0)
+    found = tried(planted_simulator(model=Rounds(options)), starts=32)
+    for r in rows_of(found, "policy_dependence").values():
+        assert r["simulated"] is None and "the simulator makes no error" in r["reason"], r
+
+
 def test_one_that_knows_only_its_own_agents_ways_is_found_out():
     found = tried(planted_simulator(model=Spoilt(PlantedOptions(hazard=0.0))), other=Waits())
     assert rows_of(found, "policy_dependence")[HORIZON]["low"] > 1.5

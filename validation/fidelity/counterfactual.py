@@ -50,6 +50,7 @@ GRADIENTS = tuple(f"gradient_sign_{family}{part}" for part in ("", "_through_wor
 DIRECTIONS = 8  # principal components along which the hidden state is moved
 AMOUNT = 1.0  # by how much, in standard deviations of the component, either way
 CERTAIN = 1e6  # added to a logit to force its action
+ROUNDED = 1e-10  # a squared error that is no larger, as a share of what moved, is rounding
 BATCH = 64
 RANDOM = Exploration(explore_share=1.0, random=1.0, sticky=0.5)  # a random action, held two steps on average
 POLICY = "random actions, each held for two steps on average"
@@ -339,7 +340,7 @@ def other_policy(shots: Snapshots, other: Agent | None, steps: int, found: Found
         for error, copy in zip(errors, copies, strict=True):
             moved = (copy[rows] * on).sum(0)
             shares.append((error[rows] * on).sum(0) / np.where(moved > 0, moved, np.nan))
-        out: np.ndarray = shares[1] / np.where(shares[0] > 0, shares[0], np.nan)
+        out: np.ndarray = shares[1] / np.where(shares[0] > ROUNDED, shares[0], np.nan)
         return out
 
     value, low, high = jackknife(ratio, np.arange(len(shots)), rng=rng, link=LOG, units=both.sum(0))
