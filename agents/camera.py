@@ -55,7 +55,7 @@ class Camera:
     and row."""
 
     def __init__(self, rows: Sequence[Sequence[Reel]], spec: EnvSpec) -> None:
-        self.rows, self.spec, self.parts = rows, spec, spec.parts
+        self.rows, self.spec = rows, spec
         reels = [reel for row in rows for reel in row]
         self.steps = max(len(reel.frames) for reel in reels)
         height, width = reels[0].frames.shape[1:3]
@@ -112,12 +112,12 @@ class Camera:
 
     def bars(self, draw: Any, logits_A: np.ndarray, action: np.ndarray, x: int, y: int) -> None:
         """Probabilities of all choices, those of each part of an action apart; what was chosen is darker."""
-        starts = np.cumsum([0, *self.parts])
-        chosen = set((starts[:-1] + np.atleast_1d(action)).tolist())
-        wide = (WIDTH - 12) / (starts[-1] + len(self.parts) - 1)
-        for part, (low, high) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
-            exp = np.exp(logits_A[low:high] - logits_A[low:high].max())
-            for i, p in enumerate(exp / exp.sum(), int(low)):
+        first_P = self.spec.first_P
+        chosen = set((first_P + np.atleast_1d(action)).tolist())
+        wide = (WIDTH - 12) / (self.spec.n_actions + len(first_P) - 1)
+        for part, (low, count) in enumerate(zip(first_P.tolist(), self.spec.parts, strict=True)):
+            exp = np.exp(logits_A[low : low + count] - logits_A[low : low + count].max())
+            for i, p in enumerate(exp / exp.sum(), low):
                 left = x + 6 + (i + part) * wide
                 tall = float(p) * (PROBABILITIES - 12)
                 box = (left, y + PROBABILITIES - 8 - tall, left + max(1.0, wide - 2), y + PROBABILITIES - 8)

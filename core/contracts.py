@@ -156,12 +156,22 @@ class EnvSpec:
         """Choices of each part of an action; one part where the world names none."""
         return tuple(self.action_parts.values()) or (self.n_actions,)
 
+    @property
+    def first_P(self) -> np.ndarray:
+        """Where each part's choices begin among ``action_names``, flat logits and masks, int64 [P]: the numbers there
+        of what an action [..., P] chose are ``action + first_P``."""
+        return np.cumsum([0, *self.parts[:-1]])
+
+    @property
+    def names_of_parts(self) -> list[tuple[str, ...]]:
+        """The names of each part's choices; of one part: of all."""
+        return [self.action_names[i : i + n] for i, n in zip(self.first_P.tolist(), self.parts, strict=True)]
+
     def in_words(self, action: int | Sequence[int] | np.ndarray) -> str:
         """The name of an action, a number or one a part (int, [parts]): "left", of several parts "left + jump".
         ValueError where it has another number of parts."""
-        first = [sum(self.parts[:i]) for i in range(len(self.parts))]
         numbers = np.atleast_1d(np.asarray(action)).tolist()
-        return " + ".join(self.action_names[at + i] for at, i in zip(first, numbers, strict=True))
+        return " + ".join(names[i] for names, i in zip(self.names_of_parts, numbers, strict=True))
 
     @property
     def settings(self) -> dict[str, Any]:

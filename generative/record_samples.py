@@ -158,7 +158,7 @@ def parse_actions(words: Sequence[str], spec: EnvSpec, steps: int) -> Tensor:
     UserError for one that this world does not have."""
     if len(words) > steps:
         raise UserError(f"--actions names {len(words)} actions for --steps {steps}")
-    names_of = [list(part) for part in np.split(np.array(spec.action_names, object), np.cumsum(spec.parts)[:-1])]
+    names_of = spec.names_of_parts
     rows = []
     for word in words:
         parts = word.split(",") if len(names_of) > 1 else [word]

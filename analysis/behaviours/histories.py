@@ -48,7 +48,7 @@ def read_steps(
         d_ND = np.concatenate([world[e][first - lead : ends[e] - lead] for e in some if ends[e] > first])
     action_N = columns["action"]
     if store.spec.action_parts:
-        action_N = action_N + np.cumsum([0, *store.spec.parts[:-1]])
+        action_N = action_N + store.spec.first_P
     return Steps(columns["h"], d_ND, columns["value"], action_N, columns["logits"], index_N2, unit_E)
 
 

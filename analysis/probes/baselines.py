@@ -22,7 +22,7 @@ import torch
 from agents.load import load_agent
 from analysis.shared.randomised import randomised
 from core.artefacts import MANIFEST, WEIGHTS, read_manifest
-from core.contracts import Agent, UserError
+from core.contracts import Agent, UserError, numbers_of_distinct
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.progress import bar
@@ -122,17 +122,14 @@ def previous_actions(store: RolloutStore, index_N2: np.ndarray, count: int) -> n
     """The ``count`` actions before each row, one-hot, float32 [N, count * A]; zeros where the episode had not begun.
     Actions that do the same in the world are one."""
     spec = store.spec
-    of_A = np.zeros(spec.n_actions, np.int64)
-    for i, ids in enumerate(spec.distinct_actions().values()):
-        of_A[ids] = i
-    offset_P = np.cumsum([0, *spec.parts[:-1]])
+    of_A = numbers_of_distinct(spec.distinct_actions())
     size = int(of_A.max()) + 1
     out = np.zeros((len(index_N2), count, size), np.float32)
     for e in np.unique(index_N2[:, 0]):
         rows = np.flatnonzero(index_N2[:, 0] == e)
         action_TP = store.pooled("action", episodes=[int(e)])[0]["action"].reshape(-1, len(spec.parts))
         hot_TA = np.zeros((len(action_TP), size), np.float32)
-        np.put_along_axis(hot_TA, of_A[action_TP + offset_P], 1, 1)
+        np.put_along_axis(hot_TA, of_A[action_TP + spec.first_P], 1, 1)
         for k in range(count):
             before = index_N2[rows, 1] - 1 - k
             out[rows[before >= 0], k] = hot_TA[before[before >= 0]]

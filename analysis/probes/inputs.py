@@ -276,13 +276,12 @@ def counts_before(store: RolloutStore, episode: int, ids: Sequence[Sequence[int]
     """How often each distinct action was taken before every step of an episode, float32 [T, A]."""
     spec = store.spec
     action_TP = store.pooled("action", episodes=[episode])[0]["action"].reshape(-1, len(spec.parts))
-    offset_P = np.cumsum([0, *spec.parts[:-1]])
     of_A = np.zeros(spec.n_actions, np.int64)
     for i, group in enumerate(ids):
         of_A[list(group)] = i
     taken_TA = np.zeros((len(action_TP), len(ids)), np.float32)
     for p in range(action_TP.shape[1]):
-        taken_TA[np.arange(len(action_TP)), of_A[action_TP[:, p] + offset_P[p]]] += 1
+        taken_TA[np.arange(len(action_TP)), of_A[action_TP[:, p] + spec.first_P[p]]] += 1
     out = np.zeros_like(taken_TA)
     out[1:] = np.cumsum(taken_TA, 0)[:-1]
     return out

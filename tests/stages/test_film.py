@@ -162,6 +162,9 @@ def test_an_action_of_several_parts_is_named_part_by_part() -> None:
     names = ("n", "s", "hold", "hit")
     two = EnvSpec(env_id="x", obs={}, action_names=names, action_parts={"move": 2, "do": 2}, slots=1)
     assert two.in_words([1, 0]) == two.in_words(np.array([1, 0])) == "s + hold"
+    uneven = replace(two, action_parts={"move": 1, "do": 3})
+    assert uneven.first_P.tolist() == [0, 1] and uneven.names_of_parts == [("n",), ("s", "hold", "hit")]
+    assert one.first_P.tolist() == [0] and one.names_of_parts == [("a", "b", "c")]
     with pytest.raises(ValueError, match="zip"):
         two.in_words(1)
 

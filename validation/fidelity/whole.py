@@ -25,9 +25,7 @@ def whole_actions(spec: EnvSpec) -> list[str]:
     if (count := int(np.prod(spec.parts))) > MOST:
         raise UserError(f"{spec.env_id} has {count:,} combinations of its actions' parts, and at most {MOST:,} are "
                         "compared as whole actions")  # fmt: skip
-    names = iter(spec.action_names)
-    each = [list(itertools.islice(names, n)) for n in spec.parts]
-    return [" ".join(choice) for choice in itertools.product(*each)]
+    return [" ".join(choice) for choice in itertools.product(*spec.names_of_parts)]
 
 
 def whole_logits(logits: np.ndarray, parts: tuple[int, ...]) -> np.ndarray:

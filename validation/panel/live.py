@@ -27,7 +27,7 @@ from core.contracts import EnvSpec, Intervention, Shown, UserError, VecEnv, Worl
 from core.directions import Basis
 from core.figures import are_pictures
 from core.interventions import OnRows
-from core.roll import Moment, Noise, Simulator, gumbel, probabilities, roll
+from core.roll import Moment, Noise, Simulator, gumbel, index_of, probabilities, roll
 from core.trees import Tree, flatten, joined, rows_of
 from core.video import picture_of, shown_field
 from envs.procgen import ProcgenEnv
@@ -367,12 +367,11 @@ class Live:
         assert course.action_RTA is not None and course.h_RTH is not None and course.ended_RT is not None
         probs = probabilities(course.logits_RTA, spec.parts)[row]
         choices = spec.distinct_actions()
-        names, offset, named = list(spec.action_names), 0, []
+        action = index_of(course.action_RTA[row], spec.parts).tolist()
+        said = [spec.in_words(a) for a in action]
         if not spec.action_parts:  # of actions that do the same, the one that stands for them
-            names = [next(name for name, ids in choices.items() if i in ids) for i in range(len(names))]
-        for part in course.action_RTA[row].split(list(spec.parts), -1):
-            named.append([names[offset + int(i)] for i in part.argmax(-1)])
-            offset += part.shape[-1]
+            stands = {i: name for name, ids in choices.items() for i in ids}
+            said = [stands[a] for a in action]
         over = (course.ended_RT[row] > 0.5).cumsum(0)
         length = 1 + int((over == 0).sum())
         picture = are_pictures(frames[0], 0)
@@ -381,7 +380,7 @@ class Live:
             "steps": length, "value": _rounded(course.value_RT[row, :length]),
             "reward": _rounded(course.reward_RT[row, :length]),
             "prob": _rounded(torch.stack([probs[:length, ids].sum(-1) for ids in choices.values()], -1)),
-            "action": [" + ".join(words) for words in zip(*named, strict=True)][:length],
+            "action": said[:length],
             "c": [] if self.basis is None else _rounded(self.basis.project(course.h_RTH[row, :length])),
             "frames": base64.b64encode(sheet).decode(),
         }  # fmt: skip
