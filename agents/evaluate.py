@@ -221,7 +221,7 @@ def main(config: EvaluateConfig) -> None:
     given = {"start_level": config.start_level, "num_levels": config.num_levels}
     levels = {k: v for k, v in given.items() if v is not None}
     check_unseen(agent.spec.options, {**HELD_OUT, **levels})
-    if config.robustness and any(len(field.shape) != 3 for field in agent.spec.obs.values()):
+    if config.robustness and len(agent.spec.pictures) < len(agent.spec.obs):
         raise UserError("--robustness alters frames; this agent sees none, or more than frames")
     slots = min(config.slots, config.episodes)
     env = make(agent.spec, slots, threads=config.threads, split="held_out", **levels)

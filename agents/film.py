@@ -33,7 +33,7 @@ from core.contracts import UserError
 from core.directions import Basis, direction_ids, load_basis
 from core.episodes import RolloutStore
 from core.progress import track
-from core.video import check_video, image_field, write_gif, write_video
+from core.video import check_video, write_gif, write_video
 
 STAGE = "film"
 
@@ -218,7 +218,7 @@ def main(config: FilmConfig) -> None:
     store = RolloutStore(config.rollouts)
     if not len(store):
         raise UserError(f"{config.rollouts} holds no episode to film")
-    field = image_field(store)
+    field = store.spec.picture
     if field is None:
         raise UserError(f"{config.rollouts} holds no pictures: nothing of {store.spec.env_id} can be filmed")
     episodes = config.episodes or tuple(range(min(4, len(store))))

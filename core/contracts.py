@@ -174,6 +174,28 @@ class EnvSpec:
         return " + ".join(names[i] for names, i in zip(self.names_of_parts, numbers, strict=True))
 
     @property
+    def pictures(self) -> tuple[str, ...]:
+        """The fields that are pictures (``Field.means``), in order; as_rgb of core.figures shows any."""
+        return tuple(name for name, field in self.obs.items() if field.means == "image")
+
+    @property
+    def picture(self) -> str | None:
+        """The one that is drawn and filmed: the first in colour, else in grey, else the first; None where there is
+        none."""
+        order = {3: 0, 1: 1}  # by channels
+        return min(self.pictures, key=lambda name: order.get(self.obs[name].shape[-1], 2), default=None)
+
+    @property
+    def shown_field(self) -> str:
+        """The field that is looked at where one is: ``picture``; where there is none the first."""
+        return self.picture or next(iter(self.obs))
+
+    @property
+    def main_field(self) -> str:
+        """The field that is measured where one of several is: the first picture; where there is none the first."""
+        return (*self.pictures, *self.obs)[0]
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The options that make it this world; which pool of levels its starts are drawn from is not among them."""
         return {k: v for k, v in self.options.items() if k not in POOL}

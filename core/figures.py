@@ -113,8 +113,9 @@ def as_rgb(frames: np.ndarray) -> np.ndarray:
 
 
 def are_pictures(frames: np.ndarray, axes: int) -> bool:
-    """Whether these are frames [..., h, w, channels], behind so many axes, in colour or grey."""
-    return frames.ndim == axes + 3 and frames.shape[-1] in (1, 3)
+    """Whether what a stage has kept are frames [..., h, w, channels], behind so many axes: of a field that is a picture
+    (``EnvSpec.pictures``) they are kept as uint8, of any other as the floats that they are."""
+    return frames.dtype == np.uint8 and frames.ndim == axes + 3
 
 
 def enlarged(frame: np.ndarray, width: int, height: int) -> Any:

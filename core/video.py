@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from core.contracts import EnvSpec, UserError
-from core.episodes import RolloutStore
+from core.contracts import UserError
 from core.files import CannotWrite, save_picture
 
 
@@ -44,20 +43,3 @@ def write_gif(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> None:
 
     first, *rest = (Image.fromarray(x).quantize(128) for x in frames)
     save_picture(first, path, save_all=True, append_images=rest, duration=1000 / fps, loop=0)
-
-
-def image_field(store: RolloutStore) -> str | None:
-    """The observation that is a picture (uint8 [.., .., 3], or 1: grey, which ``core.figures.as_rgb`` shows), if there
-    is one."""
-    return picture_of(store.spec)
-
-
-def picture_of(spec: EnvSpec) -> str | None:
-    """The same of a world."""
-    images = {n: f.shape for n, f in spec.obs.items() if len(f.shape) == 3 and f.dtype == "uint8"}
-    return next((n for channels in (3, 1) for n, shape in images.items() if shape[-1] == channels), None)
-
-
-def shown_field(spec: EnvSpec) -> str:
-    """The observation that is looked at where one is: the picture; where there is none the first."""
-    return picture_of(spec) or next(iter(spec.obs))

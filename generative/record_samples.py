@@ -41,7 +41,7 @@ from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
 from core.training import going_on
 from core.trees import joined, leaves
-from core.video import check_video, picture_of, write_video
+from core.video import check_video, write_video
 from generative.apart import Apart
 from generative.finished import FOLDER, Finished, opened
 from generative.load import check_world, load_ensemble, members_as_inputs
@@ -286,7 +286,7 @@ def compares(config: RecordSamplesConfig) -> bool:
 
 def check_film(config: RecordSamplesConfig, spec: EnvSpec) -> str | None:
     """The observation that is filmed, if one is.  UserError where it cannot be."""
-    picture = picture_of(spec)
+    picture = spec.picture
     if config.film and picture is None:
         raise UserError(f"--film: a simulator of {spec.env_id} shows no pictures")
     if picture is None or not (config.film or compares(config)):
@@ -536,7 +536,7 @@ def main(config: RecordSamplesConfig) -> None:
     ):
         is_open()
         films = Films(finished.path, spec, picture, compares(config))
-        apart = Apart(config.steps, spec, picture_of(spec))
+        apart = Apart(config.steps, spec, spec.picture)
         latents, _, forced = zip(*begins, strict=True)
         plan = Plan(config, members, latents, forced, noises, meta, intervene, apart, films, finished)
         ended = steps = altered_steps = 0

@@ -17,7 +17,7 @@ from core.figures import SEQUENTIAL, as_rgb, figure_of, font_of, shortened
 from core.files import save_picture
 from core.pages import NOISE, label_colours
 from core.progress import track
-from core.video import image_field, write_video
+from core.video import write_video
 
 SOURCES = ("real", "sim")
 LEGEND_ENTRIES = 20
@@ -72,7 +72,7 @@ def draw(
 def _central(result: Result, stores: Sequence[RolloutStore | None], b: int, most: int) -> tuple[list[Any], str | None]:
     """(source, episode, t) of at most ``most`` central samples, and which observation is a picture."""
     centres = [c for c in result.arrays["centre_index"][b] if c[0] >= 0][:most]
-    return centres, next((image_field(s) for s in stores if s is not None), None)
+    return centres, next((s.spec.picture for s in stores if s is not None), None)
 
 
 def _draw_strip(

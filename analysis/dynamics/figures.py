@@ -12,7 +12,6 @@ from analysis.dynamics.modes import time_constant
 from core.artefacts import Result
 from core.episodes import RolloutStore
 from core.figures import BAND, HELD, INK, LINE, MEMORY, MEMORY_PALE, REAL, USUAL, as_rgb, figure_of
-from core.video import image_field
 
 COLOURS = {"stable": MEMORY, "saddle": MEMORY_PALE, "unstable": INK, "marginal": USUAL}
 
@@ -116,7 +115,7 @@ def draw_exponents(result: Result) -> Any:
 
 def draw(result: Result, store: RolloutStore, path: Path, slow_steps: float) -> None:
     """``points.png``, ``eigenvalues.png``, ``lyapunov.png``."""
-    name = image_field(store)
+    name = store.spec.picture
     frames = [
         None if name is None or one["where"] is None
         else store.read_windows([f"obs/{name}"], np.array([one["where"]]), 1)[f"obs/{name}"][0, 0]

@@ -108,11 +108,11 @@ def main(config: SaliencyConfig) -> None:
     })  # fmt: skip
     simulator = load_simulator(config.simulator, device)
     agent, spec = fingerprint(simulator.agent), simulator.world.spec
-    side = min((n for x in spec.obs.values() if len(x.shape) == 3 for n in x.shape[:2]), default=config.window)
+    pictures = [spec.obs[name] for name in spec.pictures]
+    side = min((n for x in pictures for n in x.shape[:2]), default=config.window)
     if config.window > side:
         raise UserError(f"--window {config.window} does not fit into a frame of {side} pixels")
-    picture = next((x for x in spec.obs.values() if len(x.shape) == 3), None)
-    if config.quantised and picture is None:
+    if config.quantised and not pictures:
         raise UserError("--quantised is for pictures; this world's observations are none")
     with open_samples(config.samples) as store:
         check_own(store, simulator, config.simulator)
@@ -138,8 +138,7 @@ def main(config: SaliencyConfig) -> None:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
         with Spool(run.path) as spool:
             if config.quantised:
-                assert picture is not None
-                shape = (config.steps + 1, picture.shape[0], picture.shape[1])
+                shape = (config.steps + 1, *pictures[0].shape[:2])
                 with MapsWriter(run.path, [q.name for q in quantities], len(ids), shape) as maps:
                     result = compute(simulator, z_SZ, ids, quantities, config, units, basis, maps, spool)
                 result.notes["figures"] = "none: --quantised"

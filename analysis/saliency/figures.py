@@ -154,7 +154,7 @@ def video_frames(strip: Strip) -> list[np.ndarray]:
 
 def pictures_in(result: artefacts.Result, spec: EnvSpec) -> list[str]:
     """The observation fields that are pictures, of any size and number of colours.  spec: of the world."""
-    return [name for name in result.notes["fields"] if spec.obs[name].means == "image"]
+    return [name for name in result.notes["fields"] if name in spec.pictures]
 
 
 def draw(result: artefacts.Result, path: Path, spec: EnvSpec, video: bool) -> None:

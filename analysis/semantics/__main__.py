@@ -52,7 +52,7 @@ from core.artefacts import Result
 from core.contracts import Agent, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
-from core.video import check_video, image_field
+from core.video import check_video
 from envs.registry import renewed
 
 STAGE = "semantics"
@@ -287,7 +287,7 @@ def check_states(config: SemanticsConfig, made: Sequence[str], subject: Subject)
             )
     if not {"videos", "hover"} & set(made):
         return ""
-    if (found := image_field(subject.store)) is None:
+    if (found := subject.store.spec.picture) is None:
         raise UserError(f"{config.rollouts}: videos and hover need an observation that is a picture")
     return found
 

@@ -18,7 +18,7 @@ from core import config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.figures import enlarged, font_of
-from core.video import image_field, write_video
+from core.video import write_video
 from envs.procgen_returns import returns_of
 
 SIDE = 256  # pixels
@@ -54,7 +54,7 @@ def write_films(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """``code_C.mp4`` of every code that has runs long enough, of runs drawn at random; a row a code, with why it has
     none.  UserError where the observations are no pictures."""
-    field = image_field(store)
+    field = store.spec.picture
     if field is None:
         raise UserError(f"{store.path}: videos need an observation that is a picture")
     chosen = np.ones(len(store), bool)

@@ -146,7 +146,7 @@ def draw_courses(result: artefacts.Result) -> Any:
 
 def pictured(result: artefacts.Result, spec: EnvSpec) -> bool:
     """Whether what is kept of the rollouts is a picture.  spec: of the world."""
-    return spec.obs[result.notes["field"]].means == "image"
+    return result.notes["field"] in spec.pictures
 
 
 def draw(result: artefacts.Result, path: Path, spec: EnvSpec, drawn: int, video: bool) -> None:

@@ -15,7 +15,7 @@ from analysis.target_functions.population import Population, Starts
 from analysis.target_functions.tables import summarise
 from analysis.target_functions.targets import Target
 from core import artefacts, ranks
-from core.contracts import EnvSpec, UserError
+from core.contracts import UserError
 from core.files import Spool
 from core.progress import bar
 from core.roll import Simulator
@@ -173,7 +173,7 @@ def compute(
         "first_step": config.first_step,
         "tries": tries,
         "population": len(population.z_NZ),
-        "field": field_shown(simulator.world.spec),
+        "field": simulator.world.spec.main_field,
     }
     return result
 
@@ -196,11 +196,6 @@ def tries_of(config: TargetFunctionsConfig) -> int:
     return config.screen + config.restarts * (config.iterations + 1)
 
 
-def field_shown(spec: EnvSpec) -> str:
-    """The observation field that is kept of a rollout, and drawn: the first picture; where there is none the first."""
-    return next((name for name, field in spec.obs.items() if field.means == "image"), next(iter(spec.obs)))
-
-
 @torch.no_grad()
 def recorded(
     simulator: Simulator[Any], target: Target, z_SZ: Tensor, config: TargetFunctionsConfig, when: str,
@@ -209,8 +204,8 @@ def recorded(
     """Arrays of a target's modal rollouts ``before`` or ``after``: what they show, step by step; without the frames
     where a spool takes them."""
     parts: dict[str, list[np.ndarray]] = {}
-    name = field_shown(simulator.world.spec)
-    picture = simulator.world.spec.obs[name].means == "image"
+    name = simulator.world.spec.main_field
+    picture = name in simulator.world.spec.pictures
     for z in z_SZ.split(BATCH):
         out = simulator.rollout(z, config.steps)
         x = out.obs[name].cpu().numpy()

@@ -121,7 +121,7 @@ def test_grey_pictures_are_filmed(tmp_path: Path) -> None:
     drawn = pictures(shoot(tmp_path / "film", grey, "--beside", grey)[0], 2, 2)
     assert close(drawn[:, 0], np.uint8(10)) and close(drawn[:, 1], np.uint8(200))
     with RolloutStore(grey) as store:  # as of a simulator whose frames are grey
-        films = record_samples.Films(tmp_path, store.spec, record_samples.picture_of(store.spec), False)
+        films = record_samples.Films(tmp_path, store.spec, store.spec.picture, False)
         films.add(1, [store.episode(1)])
     assert close(pictures(shown(tmp_path / "sample_00001.mp4", 1, 1)[0], 1, 1)[0, 0], np.uint8(200))
 

@@ -46,7 +46,7 @@ from validation.fidelity import figures
 from validation.fidelity.along import Ensemble, Judge, RandomActions
 from validation.fidelity.checks import check_dreams, check_lengths, check_store
 from validation.fidelity.counterfactual import DIRECTIONS, require_snapshots
-from validation.fidelity.pairing import Paired, Rung, choose_starts, measured_field, pair
+from validation.fidelity.pairing import Paired, Rung, choose_starts, pair
 from validation.fidelity.regions import Regions
 from validation.fidelity.snapshots import try_again
 from validation.fidelity.summary import print_table
@@ -203,7 +203,7 @@ def main(config: FidelityConfig) -> None:
             result = compare(as_whole(paired, spec), rng, found, does, rungs if asked else None)
             seen = trained_on(config.simulator, store)
             result.notes |= {"held_out": not seen, "trained_on": seen, "start_from": start_from}
-            result.notes["field"] = measured_field(spec)
+            result.notes["field"] = spec.main_field
             result.save(run.path)
             figures.draw(result, run.path, whole, config.video)
             run.metrics = dict(result.scalars)

@@ -20,7 +20,7 @@ from generative.fields import as_read
 from generative.simulator import require_finite
 from validation.fidelity.beginnings import begin, rollout, warmed_up
 from validation.fidelity.measures import Row, in_effect, psnr, row, softmax
-from validation.fidelity.pairing import Batch, Paired, measured_field
+from validation.fidelity.pairing import Batch, Paired
 from validation.fidelity.regions import HORIZONS
 
 BAND = 0.9  # of the real world that an ensemble's bands ought to hold
@@ -56,7 +56,7 @@ class RandomActions:
         assert drawn is not None
         state, shown = batch.beginning.world
         action = torch.from_numpy(drawn).to(batch.action.device)
-        name, over = measured_field(spec), tuple(range(1, batch.real.ndim - 1))
+        name, over = spec.main_field, tuple(range(1, batch.real.ndim - 1))
         error = np.zeros(batch.seen.shape)
         for k in range(batch.seen.shape[1]):
             if k:
@@ -138,7 +138,7 @@ class Ensemble:
         return None
 
     def along(self, batch: Batch, drawn: np.ndarray | None) -> dict[str, np.ndarray]:
-        name, steps = measured_field(self.others[0].world.spec), batch.seen.shape[1] - 1
+        name, steps = self.others[0].world.spec.main_field, batch.seen.shape[1] - 1
         runs = [batch.free]
         for simulator in self.others:
             runs.append(rollout(simulator, begin(simulator, batch.window, batch.state), steps, actions=batch.action))
@@ -146,7 +146,7 @@ class Ensemble:
         shown = [k for k in HORIZONS if k <= steps]
         frames = np.stack([run.obs[name][:, shown].cpu().numpy() for run in runs])  # [M, B, S, ...]
         real, over = batch.real[:, shown], tuple(range(2, batch.real.ndim))
-        slack = HALF_STEP if batch.real.ndim == 5 else 1e-6
+        slack = HALF_STEP if batch.images else 1e-6
         covered = np.abs(frames.mean(0) - real) <= half_width(frames) + slack
         return {
             "ensemble/error": ((frames.mean(0) - real) ** 2).mean(over, dtype=np.float64),

@@ -36,7 +36,6 @@ from generative.simulator import require_finite
 from generative.starts import Informed, held_frame
 from validation.fidelity.beginnings import Beginning, begin, rollout, together, warmed_up
 from validation.fidelity.measures import Row, as_float, row, unknown
-from validation.fidelity.pairing import measured_field
 from validation.hypotheses.changes import AddSteps
 from validation.paired.course import Actions, Course, Measures, is_late, quantities
 from validation.paired.limits import each_in_time
@@ -95,7 +94,7 @@ class Snapshots:
     @property
     def name(self) -> str:
         """The observation field."""
-        return measured_field(self.simulator.world.spec)
+        return self.simulator.world.spec.main_field
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -16,6 +16,7 @@ from core.figures import (
     SEQUENTIAL,
     SIMULATED,
     USUAL,
+    are_pictures,
     as_rgb,
     enlarged,
     figure_of,
@@ -69,7 +70,7 @@ def draw(result: Result, path: Path, action_names: Sequence[str], video: bool) -
     draw_lives(result, path / "dreams.png", action_names)
     if "counterfactual_confusion" in result.arrays:
         draw_confusion(result, path / "confusion.png")
-    if not is_pictures(result.arrays["strip_real"]):
+    if not are_pictures(result.arrays["strip_real"], 2):
         result.notes["pictures"] = "none: the observations of this world are no images"
         return
     draw_strip(result, path / "strip.png")
@@ -83,11 +84,6 @@ def draw(result: Result, path: Path, action_names: Sequence[str], video: bool) -
         write_video(path / "paired.mp4", paired, FPS)
         if tried:
             write_video(path / "counterfactual.mp4", tried, FPS // 2)
-
-
-def is_pictures(obs: np.ndarray) -> bool:
-    """Whether stored observations [S, K+1, ...] are images."""
-    return obs.dtype == np.uint8 and obs.ndim == 5
 
 
 def _rows(result: Result, measure: str) -> list[dict[str, Any]]:

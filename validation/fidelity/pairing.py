@@ -15,7 +15,7 @@ from torch import Tensor
 
 from analysis.shared.exploration import explores
 from core import ranks
-from core.contracts import EnvSpec, UserError
+from core.contracts import UserError
 from core.episodes import Episode, RolloutStore
 from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
@@ -54,6 +54,7 @@ class Batch(NamedTuple):
     free: Trajectory
     real: np.ndarray  # the compared field, [B, K+1, ...], float
     guesses: Mapping[str, np.ndarray]  # what stands for it: ``simulated``, ``copy`` ..., [B, K+1, ...]
+    images: bool  # whether that field is images, in [0, 1]
 
     @property
     def window(self) -> dict[str, Tensor]:
@@ -87,7 +88,7 @@ class Paired:
     """Windows of real episodes and their simulations, row k being horizon k = 0 .. K.
 
     ``seen``: the real observation exists; ``acted``: the transition after it does too.  ``error`` holds
-    mean squared differences of the observation (of several fields ``measured_field``) from the real one,
+    mean squared differences of the observation (of several fields ``EnvSpec.main_field``) from the real one,
     ``similarity`` its SSIM (empty where that is no image, or one smaller than its window): of ``simulated``, ``forced``
     (where the simulator can), ``copy``, ``mean``.
     """
@@ -97,6 +98,7 @@ class Paired:
     acted: np.ndarray  # bool [B, K]
     error: dict[str, np.ndarray]  # float [B, K+1]
     similarity: dict[str, np.ndarray]  # float [B, K+1]
+    images: bool  # whether the observations are images, in [0, 1]
     real: Side
     free: Side  # given the recorded actions
     forced: Side | None  # given the recorded frames too
@@ -106,19 +108,9 @@ class Paired:
     strip: dict[str, np.ndarray]  # their observations [S, K+1, ...]
     kept: dict[str, np.ndarray] = field(default_factory=dict)  # of every ``Rung``, [B, ...]
 
-    @property
-    def images(self) -> bool:
-        """Whether the observations are images in [0, 1]."""
-        return self.strip["real"].ndim == 5
-
     def modes(self) -> dict[str, Side]:
         """The simulations that are paired with the recorded actions, by the suffix of their measures."""
         return {"": self.free} | ({} if self.forced is None else {"_teacher_forced": self.forced})
-
-
-def measured_field(spec: EnvSpec) -> str:
-    """The observation field whose errors are measured: the picture, where there is one, else the first."""
-    return next((n for n, f in spec.obs.items() if len(f.shape) == 3 and f.dtype == "uint8"), next(iter(spec.obs)))
 
 
 def choose_starts(
@@ -169,8 +161,8 @@ def pair(
     UserError where the simulator makes no numbers, and for recorded starts where the agent's state is not there."""
     device = torch.device("cpu") if device is None else device
     generator = torch.Generator(device).manual_seed(seed)
-    initial, fields = simulator.world.initial_frames, list(simulator.world.spec.obs)
-    name = measured_field(simulator.world.spec)
+    spec, initial = simulator.world.spec, simulator.world.initial_frames
+    fields, name, images = list(spec.obs), spec.main_field, spec.main_field in spec.pictures
     length = initial - 1 + horizon + 1
     episodes = {int(e): store.episode(int(e)) if isinstance(store, RolloutStore) else store[int(e)]
                 for e in np.unique(starts[:, 0])}  # fmt: skip
@@ -211,12 +203,12 @@ def pair(
         if "forced" in runs:
             guesses["forced"] = runs["forced"].obs[name].cpu().numpy()
         part: dict[str, Any] = {"seen": w["seen"], "acted": w["acted"][:, :horizon]}
-        part |= _compared(real, guesses, {"copy": real[:, :1], "mean": mean.astype(np.float32)})
+        part |= _compared(real, guesses, images, {"copy": real[:, :1], "mean": mean.astype(np.float32)})
         part |= {f"real/{k}": w[k][:, :horizon] if k in AHEAD else w[k] for k in Side._fields}
         for kind, run in runs.items():
             part |= {f"{kind}/{k}": x.cpu().numpy() for k, x in _simulated(run).items()}
         shown = [i - first for i in display if first <= i < first + len(some)]
-        batch_of = Batch(obs, initial, action, w["seen"], state, beginning, runs["free"], real, guesses)
+        batch_of = Batch(obs, initial, action, w["seen"], state, beginning, runs["free"], real, guesses, images)
         for rung, chance in zip(rungs, drawn[number], strict=True):
             part |= {f"kept/{k}": v for k, v in rung.along(batch_of, chance).items()}
         looked_at = {"real": real, **guesses, "action": w["action"]}
@@ -230,7 +222,7 @@ def pair(
             progress.advance(len(part["seen"]))
     kinds = {k.partition("/")[0] for k in parts[0]} & {"real", "free", "forced", "dreamed"}
     by_itself = np.array([greedy or not explores(episodes[int(e)].meta) for e in starts[:, 0]])
-    return _together(parts, starts, by_itself, display, sorted(kinds))
+    return _together(parts, starts, by_itself, display, sorted(kinds), images)
 
 
 def _simulated(run: Trajectory) -> dict[str, Tensor]:
@@ -247,13 +239,13 @@ def _luck(simulator: Simulator[Any], size: int, steps: int, generator: torch.Gen
 
 
 def _compared(
-    real: np.ndarray, guesses: Mapping[str, np.ndarray], still: Mapping[str, np.ndarray]
+    real: np.ndarray, guesses: Mapping[str, np.ndarray], images: bool, still: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Squared errors [B, K] of guesses, and of images the structural similarity.  ``still``: those that do not move, as
-    one frame."""
+    """Squared errors [B, K] of guesses, and of ``images`` the structural similarity.  ``still``: those that do not
+    move, as one frame."""
     over = tuple(range(2, real.ndim))
     out = {f"error/{k}": ((v - real) ** 2).mean(over, dtype=np.float64) for k, v in guesses.items()}
-    if real.ndim == 5 and min(real.shape[2:4]) >= WINDOW:
+    if images and min(real.shape[2:4]) >= WINDOW:
         similar = ssim_to(real)
         out |= {f"similarity/{k}": similar(still.get(k, v)) for k, v in guesses.items()}
     return out
@@ -261,7 +253,7 @@ def _compared(
 
 def _together(
     parts: Sequence[Mapping[str, Any]], starts: np.ndarray, by_itself: np.ndarray, display: np.ndarray,
-    kinds: Sequence[str],
+    kinds: Sequence[str], images: bool,
 ) -> Paired:  # fmt: skip
     """The batches' windows, one after the other."""
 
@@ -276,6 +268,7 @@ def _together(
         acted=np.concatenate([p["acted"] for p in parts]),
         error=group("error"),
         similarity=group("similarity"),
+        images=images,
         **sides,
         by_itself=by_itself,
         shown=display,

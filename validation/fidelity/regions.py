@@ -139,7 +139,7 @@ class Regions:
         return None
 
     def along(self, batch: Batch, drawn: np.ndarray | None) -> dict[str, np.ndarray]:
-        if batch.real.ndim != 5:
+        if not batch.images:
             return {}
         shown = [k for k in HORIZONS if k < batch.real.shape[1]]
         areas = regions_of(batch.real, shown)

@@ -48,7 +48,7 @@ def there_and_back(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
     """Both orders of the two actions; a start whose real episode ends on the way is left out of both worlds."""
     pair = opposites(shots)
     nothing = Estimate(np.nan, np.nan, np.nan, len(shots))
-    image = len(shots.simulator.world.spec.obs[shots.name].shape) == 3
+    image = shots.name in shots.simulator.world.spec.pictures
     if pair is None or not image:
         why = "the observations are no images" if not image else f"no actions are called {' and '.join(OPPOSITE)}"
         found.rows += [unknown("there_and_back_psnr", 2 * m, "dB", len(shots), why) for m in WAYS]

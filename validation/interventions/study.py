@@ -18,7 +18,6 @@ from core.contracts import Agent, LearnedWorld, Shown, UserError, VecEnv
 from core.directions import Basis
 from core.roll import Simulator
 from core.trees import Tree
-from core.video import picture_of
 from core.when import Rule
 from generative.starts import held_frame, started
 from validation.hypotheses.frames import random_frames, require_varied
@@ -99,7 +98,7 @@ def _study(
         result = report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
         actions, names = bench.predictor.measures.actions, simulator.world.spec.action_names
         result.notes["actions"] = {name: [names[i] for i in ids] for name, ids in actions.items()}
-        if options.video and picture_of(simulator.world.spec):
+        if options.video and simulator.world.spec.picture:
             film(bench, result, hypotheses)
     finally:
         both.close()

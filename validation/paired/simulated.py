@@ -16,7 +16,6 @@ from core.contracts import Intervention, Shown, World
 from core.progress import bar
 from core.roll import Moment, index_of, joined_starts, one_hot, paid_in, roll, starts_at
 from core.trees import Tree, joined, rows_of
-from core.video import shown_field
 from validation.hypotheses.changes import AddSteps
 from validation.paired.course import Course, course_along, is_late, quantities, still_on
 from validation.paired.tree import Paired, Places, together
@@ -150,7 +149,7 @@ class SimulatedWorld(Paired):
             course = self.run(() if g is None else (g,), through)
             assert course.action_RTA is not None
             actions = index_of(course.action_RTA[rows], self.agent.spec.parts)
-            frames = [m.shown.obs[shown_field(self.agent.spec)] for m in self.moments(rows, actions=actions)]
+            frames = [m.shown.obs[self.agent.spec.shown_field] for m in self.moments(rows, actions=actions)]
             seen = [(x.clamp(0, 1) * 255).byte().cpu().numpy() for x in frames]
             both.append(np.stack(seen, 1) * still_on(course, rows))
         return both[0], both[1]

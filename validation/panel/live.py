@@ -25,11 +25,9 @@ from analysis.shared.quantities import find_quantities
 from core import config as cli, pages
 from core.contracts import EnvSpec, Intervention, Shown, UserError, VecEnv, World
 from core.directions import Basis
-from core.figures import are_pictures
 from core.interventions import OnRows
 from core.roll import Moment, Noise, Simulator, gumbel, index_of, probabilities, roll
 from core.trees import Tree, flatten, joined, rows_of
-from core.video import picture_of, shown_field
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import parse_edit
 from envs.registry import held_out_pool, make
@@ -178,12 +176,17 @@ class Live:
     def game(self) -> str:
         return self.simulator.world.spec.env_id.partition("/")[2]
 
+    @property
+    def shows_pictures(self) -> bool:
+        """Whether the field that is shown is a picture."""
+        return self.simulator.world.spec.picture is not None
+
     def facts(self) -> dict[str, Any]:
         """What the page is told: the starts' pictures, and what can be asked."""
         drawn = list(self.drawn)  # the worker may draw more
         spec = self.simulator.world.spec
-        frames = np.concatenate([d.starts.window[shown_field(spec)][:, -1] for d in drawn])
-        picture = are_pictures(frames, 1)
+        frames = np.concatenate([d.starts.window[spec.shown_field][:, -1] for d in drawn])
+        picture = self.shows_pictures
         return {
             "starts": len(frames), "age": [int(t) for d in drawn for t in d.starts.age_N],
             "more": len(frames) < MOST_STARTS, "edits": drawn[0].editable is not None, "longest": LONGEST,
@@ -324,7 +327,7 @@ class Live:
 
     def _each(self, moments: Sequence[Moment]) -> list[dict[str, Any]]:
         """Every row of a simulated course as JSON."""
-        name = shown_field(self.simulator.world.spec)
+        name = self.simulator.world.spec.shown_field
         seen = [(m.shown.obs[name].clamp(0, 1) * 255).byte().cpu().numpy() for m in moments]
         course = course_along(moments)
         return [self._told(course, [x[row] for x in seen], row) for row in range(len(seen[0]))]
@@ -374,8 +377,7 @@ class Live:
             said = [stands[a] for a in action]
         over = (course.ended_RT[row] > 0.5).cumsum(0)
         length = 1 + int((over == 0).sum())
-        picture = are_pictures(frames[0], 0)
-        sheet = pages.sheet(np.stack(frames[:length]), COLUMNS, effort=0) if picture else b""
+        sheet = pages.sheet(np.stack(frames[:length]), COLUMNS, effort=0) if self.shows_pictures else b""
         return {  # of this episode alone: the real world has begun another one after it
             "steps": length, "value": _rounded(course.value_RT[row, :length]),
             "reward": _rounded(course.reward_RT[row, :length]),
@@ -410,7 +412,7 @@ class Live:
             chosen = moments[asked.target].action
             y = float(quantity.read(reading_at(moments, asked.target, chosen))[0])
         (found,) = gradients(known, z, chosen, [quantity], asked.target, steps=asked.target, noise=drawn)
-        name = picture_of(spec)
+        name = spec.picture
         if name is None:
             raise UserError(
                 "saliency is shown on pictures, and this world shows none: choose no quantity here; python -m "

@@ -18,7 +18,6 @@ from core.directions import Basis
 from core.episodes import RolloutStore
 from core.figures import as_rgb
 from core.roll import one_hot, probabilities
-from core.video import image_field
 
 NOWHERE = -1  # an action or a label where there is none
 
@@ -139,7 +138,7 @@ def real_starts(store: RolloutStore, samples: Sequence[int], initial_frames: int
 
 def frames_of(store: RolloutStore, starts_N2: np.ndarray, steps: int) -> np.ndarray | None:
     """uint8 [N, T, H, W, 3], black beyond the end; None where the world's observations are no pictures."""
-    field = image_field(store)
+    field = store.spec.picture
     if field is None:
         return None
     frames: np.ndarray = store.read_windows([f"obs/{field}"], starts_N2, steps).columns[f"obs/{field}"]

@@ -26,7 +26,6 @@ from core.figures import REAL, figure_of
 from core.files import csv_of
 from core.stages import OF_AN_AGENT
 from core.stats import FEW_UNITS
-from core.video import image_field
 from validation.fidelity.summary import to_show
 from validation.report import claims
 from validation.report.commands import Command, make, repeat, verify
@@ -155,7 +154,7 @@ def _acted(recorded: Mapping[str, Any]) -> str:
 
 def _real_strip(path: Path, frames: int = 10) -> str:
     with RolloutStore(path) as store:
-        if (field := image_field(store)) is None:
+        if (field := store.spec.picture) is None:
             return paragraph("The world's observations are no pictures.")
         episode = int(np.argmin(np.abs(store.steps - np.median(store.steps))))  # of typical length
         rows = np.linspace(0, store.rows[episode] - 1, min(frames, int(store.rows[episode]))).astype(int)
