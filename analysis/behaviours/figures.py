@@ -13,7 +13,7 @@ import numpy as np
 from analysis.behaviours.config import BehaviourOptions
 from core.artefacts import Result
 from core.episodes import RolloutStore
-from core.figures import SEQUENTIAL, as_rgb, figure_of, font_of, shortened
+from core.figures import SEQUENTIAL, as_rgb, figure_of, fitted, font_of, shortened
 from core.files import save_picture
 from core.pages import NOISE, label_colours
 from core.progress import track
@@ -149,8 +149,7 @@ def video_frames(
         assert store is not None
         window = store.read_windows([f"obs/{field}"], np.array([[episode, t]]), steps)
         last = int(window.seen[0].sum()) - 1
-        pictures = [Image.fromarray(frame) for frame in as_rgb(window[f"obs/{field}"])[0, : last + 1]]
-        pictures = [p.resize((CELL - 4, CELL - 4), Image.Resampling.NEAREST) for p in pictures]
+        pictures = [fitted(frame, CELL - 4) for frame in window[f"obs/{field}"][0, : last + 1]]
         dark = pictures[-1].point(lambda v: v // 3)
         cells.append(pictures + [dark] * (steps - len(pictures)))
     columns = math.ceil(math.sqrt(len(cells)))

@@ -17,7 +17,7 @@ from analysis.shared.units import stretches
 from core import config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
-from core.figures import enlarged, font_of
+from core.figures import fitted, font_of
 from core.video import write_video
 from envs.procgen_returns import returns_of
 
@@ -91,10 +91,10 @@ def write_films(
 
 
 def _captioned(frame: np.ndarray, name: str, step: int) -> np.ndarray:
-    """A frame enlarged, with its code and step in a corner; a name that leaves the step no room is shortened."""
+    """A frame enlarged, in its shape, with its code and step in a corner; a name that leaves no room for it is cut."""
     from PIL import ImageDraw
 
-    image, font = enlarged(frame, SIDE, SIDE), font_of(11)
+    image, font = fitted(frame, SIDE), font_of(11)
     pen = ImageDraw.Draw(image)
     text, room = f"{name}  {step}", SIDE - 8
     for end in range(len(name) - 1, 0, -1):

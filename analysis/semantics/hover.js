@@ -39,11 +39,11 @@ function draw() {
 
 function show(i) {
   at = i;
-  const canvas = byId("frame"), pen = sharp(canvas)[0];
+  const [pen, wide, high] = sharp(byId("frame"));
   pen.imageSmoothingEnabled = false;
   const of = i % (page.sheet * page.sheet), [w, h] = page.frame;
   const sheet = sheets[Math.floor(i / (page.sheet * page.sheet))];
-  const paint = () => pen.drawImage(sheet, of % page.sheet * w, Math.floor(of / page.sheet) * h, w, h, 0, 0, 256, 256);
+  const paint = () => pen.drawImage(sheet, of % page.sheet * w, Math.floor(of / page.sheet) * h, w, h, 0, 0, wide, high);
   if (sheet.complete) paint(); else sheet.addEventListener("load", paint, { once: true });
   byId("about").textContent =
     `${page.names[codes[i]]}; ${page.levels} ${levels[i]}, step ${steps[i]}; value ${values[i].toFixed(2)}`;

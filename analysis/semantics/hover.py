@@ -15,6 +15,7 @@ from core.figures import as_rgb
 from core.pages import document, label_colours, packed, sheet
 
 SHEET = 20  # frames along a side of a sheet
+FRAME = 256  # pixels of the longer side of the frame that is shown
 MOST = 0.2  # of the points that one code may have
 SCRIPT = Path(__file__).with_name("hover.js")
 
@@ -67,8 +68,10 @@ def page(
         f"<p><label>{escape(str(data['levels']).capitalize())} <input id='level' size='9'></label> <label>Step <input "
         "id='step' size='5'></label></p><p id='found' class='soft'></p><table id='legend'></table></div></div>"
     )
+    height, width = frames_MHWC.shape[1:3]
+    wide, high = (round(FRAME * side / max(height, width)) for side in (width, height))
     style = (
         "#all { display: flex; gap: 1rem; flex-wrap: wrap } #map { width: min(70vw, 46rem); height: min(70vw, 46rem) }"
-        " #frame { width: 256px; height: 256px } #side { width: 17rem }"
+        f" #frame {{ width: {wide}px; height: {high}px }} #side {{ width: 17rem }}"
     )
     return document(title, body, data, SCRIPT, style)

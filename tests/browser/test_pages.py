@@ -330,7 +330,7 @@ def hovered(browser: Any, tmp_path: Path) -> Iterator[Opened]:
     index = np.stack([np.arange(n) // 100, np.arange(n) % 100], 1)
     code = np.arange(n) % 3
     states = States(grid, grid, code, np.linspace(0, 1, n), code, index, index[:, 0], 4)
-    frames = np.zeros((n, 64, 64, 3), np.uint8)
+    frames = np.zeros((n, 48, 64, 3), np.uint8)
     frames[..., 0], frames[..., 1] = (np.arange(n) % 256)[:, None, None], (np.arange(n) // 256 * 100)[:, None, None]
     names = {0: "walks <on>", 1: "jumps", 2: "falls", 3: "code 3"}
     maps = {"plane": grid, "turned": grid[:, ::-1]}
@@ -348,6 +348,8 @@ def test_a_state_under_the_pointer_shows_its_frame_and_what_it_is(hovered: Opene
     assert hovered.text("about") == "jumps; level 11, step 99; value 1.00"  # 499 % 3 = 1
     hovered.until("sheets.every((sheet) => sheet.complete)")
     assert hovered.has_colour("frame", f"#{499 % 256:02x}{100:02x}00") > 200**2
+    shape = hovered.tab.locator("#frame").bounding_box()
+    assert (shape["width"], shape["height"]) == (256, 192)  # the frame's own
 
 
 def test_states_are_found_by_level_and_step(hovered: Opened) -> None:

@@ -627,9 +627,9 @@ def test_world_states_belong_to_their_step(tmp_path: Path, learned: RSSMWorld) -
 # The stage: figures, videos and names
 
 
-def write_rollouts(path: Path, episodes: int, seed: int, source: str, channels: int = 3) -> Path:
+def write_rollouts(path: Path, episodes: int, seed: int, source: str, channels: int = 3, height: int = 64) -> Path:
     """Rollouts whose h and frames (of grey ones only the first) both show one of three modes, 12 steps each."""
-    field = Field(shape=(64, 64, channels), dtype="uint8")
+    field = Field(shape=(height, 64, channels), dtype="uint8")
     spec = EnvSpec(env_id="procgen/coinrun", obs={"frames": field}, action_names=ACTIONS, slots=1)
     rng = np.random.default_rng(seed)
     with artefacts.new_run(path, "record", {"seed": 0}) as run, StoreWriter(run.path) as writer:
@@ -641,7 +641,7 @@ def write_rollouts(path: Path, episodes: int, seed: int, source: str, channels: 
             frames[:, :, :8] = np.arange(36, dtype=np.uint8)[:, None, None, None]  # the step
             writer.add(
                 Episode(
-                    obs={"frames": frames[..., :channels]},
+                    obs={"frames": frames[:, :height, :, :channels]},
                     h=(4 * np.eye(3)[mode] + 0.1 * rng.standard_normal((36, 3))).astype(np.float32),
                     value=mode.astype(np.float32),
                     action=mode.astype(np.int64),
@@ -738,6 +738,13 @@ def test_an_ended_episode_keeps_its_last_frame_darkened(recorded: Path) -> None:
     result = artefacts.Result(arrays={"centre_index": np.array([[[0, 3, 33], [-1, -1, -1]]])})
     frames = video_frames(result, {0: "behaviour 0"}, [RolloutStore(recorded), None], 0, 9, 5)
     assert [int(f[96, 6, 0]) for f in frames] == [33, 34, 35, 11, 11]
+
+
+def test_frames_that_are_no_squares_keep_their_shape_in_videos(tmp_path: Path) -> None:
+    result = artefacts.Result(arrays={"centre_index": np.array([[[0, 0, 9]]])})
+    with RolloutStore(write_rollouts(tmp_path / "wide", 1, 0, "real", height=32)) as store:
+        (frame,) = video_frames(result, {0: "behaviour 0"}, [store, None], 0, 1, 1)
+    assert (frame[32:, 6] == 9).all(-1).sum() == (128 - 4) // 2  # the stripe that tells the step
 
 
 def test_the_users_names_are_drawn_and_survive_the_same_clusters(

@@ -561,3 +561,11 @@ def test_endings_without_a_reward_are_apart_from_those_with_one():
     assert rows["unpaid_ending_brier"]["simulated"] == pytest.approx(0.9**2)
     never = {r["measure"]: r for r in compare(told, rng()).tables["fidelity"] if r["horizon"] is None}
     assert never["unpaid_ending_average_precision"]["reason"] == "no ending without a reward in these windows"
+
+
+def test_frames_that_are_no_squares_keep_their_shape_in_videos() -> None:
+    frames = np.zeros((2, 8, 16, 1), np.uint8)
+    picture = figures.grid("t", ["a", "b"], [("real", frames, np.array([True, False]))])
+    tile = picture[figures.HEAD :, figures.MARGIN :][: figures.TILE, : figures.TILE]
+    black = (tile == 0).all(-1)
+    assert (black.any(1).sum(), black.any(0).sum()) == (figures.TILE // 2, figures.TILE)

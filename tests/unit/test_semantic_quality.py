@@ -107,3 +107,11 @@ def test_a_long_name_leaves_the_step_its_room_in_a_film() -> None:
     )
     assert (one != other).any() and (one[:18, -4:] == 255).all()  # a margin, as on the left
     assert (one[18:] == other[18:]).all()
+
+
+@pytest.mark.parametrize(("shape", "seen"), [((32, 64, 3), (128, 256)), ((64, 32, 1), (256 - 18, 128))])
+def test_a_frame_that_is_no_square_keeps_its_shape_in_a_film(
+    shape: tuple[int, int, int], seen: tuple[int, int]
+) -> None:
+    below = (_captioned(np.zeros(shape, np.uint8), "", 0)[18:] == 0).all(-1)  # the caption's strip is above
+    assert (below.any(1).sum(), below.any(0).sum()) == seen

@@ -18,8 +18,8 @@ from core.figures import (
     USUAL,
     are_pictures,
     as_rgb,
-    enlarged,
     figure_of,
+    fitted,
     font_of,
 )
 from core.files import save_picture
@@ -260,7 +260,7 @@ def draw_strip(result: Result, path: Path) -> None:
 def grid(title: str, heads: Sequence[str], lines: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndarray:
     """One picture uint8 [., ., 3] of labelled rows of frames, sides a multiple of 16.
 
-    lines: (label, frames uint8 [n, 64, 64, 3], which of them exist bool [n]); heads: a word a column.
+    lines: (label, frames uint8 [n, height, width, channels], which of them exist bool [n]); heads: a word a column.
     """
     from PIL import Image, ImageDraw
 
@@ -277,7 +277,7 @@ def grid(title: str, heads: Sequence[str], lines: Sequence[tuple[str, np.ndarray
         for column, (frame, there) in enumerate(zip(frames, exists, strict=True)):
             x = MARGIN + column * (TILE + GAP)
             if there:
-                image.paste(enlarged(frame, TILE, TILE), (x, y))
+                image.paste(fitted(frame, TILE), (x, y))
             else:
                 draw.rectangle((x, y, x + TILE - 1, y + TILE - 1), fill="#dddddd")
                 draw.text((x + TILE / 2, y + TILE / 2), "ended", fill="black", font=small, anchor="mm")
