@@ -72,7 +72,8 @@ def main(config: CurvesConfig) -> None:
     ]  # fmt: skip
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result.save(run.path)
-        draw_curves(bands, config.normalise).savefig(run.path / "curves.png", dpi=140)
+        with run.figures():
+            draw_curves(bands, config.normalise).savefig(run.path / "curves.png", dpi=140)
     for band in bands:
         interval = between(band.low_T[-1], band.high_T[-1], ".2f")
         seeds = f"{band.seeds} seed{'s' * (band.seeds > 1)}"

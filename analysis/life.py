@@ -66,12 +66,13 @@ def main(config: LifeConfig) -> None:
         result.tables["lives"] = [{**life, **summary(rows[life["episode"]])} for life in lives]
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result.save(run.path)
-        colours = label_colours([row["label"] for row in result.tables["timeline"] if "label" in row])
-        for life in lives:
-            figure = draw_life(life, rows[life["episode"]], colours, config.between)
-            figure.savefig(run.path / f"life_{life['episode']}.png", dpi=110)
-        if len(lives) > 1:
-            draw_lives(lives, rows, colours, config.between).savefig(run.path / "lives.png", dpi=110)
+        with run.figures():
+            colours = label_colours([row["label"] for row in result.tables["timeline"] if "label" in row])
+            for life in lives:
+                figure = draw_life(life, rows[life["episode"]], colours, config.between)
+                figure.savefig(run.path / f"life_{life['episode']}.png", dpi=110)
+            if len(lives) > 1:
+                draw_lives(lives, rows, colours, config.between).savefig(run.path / "lives.png", dpi=110)
     p75 = result.scalars["lifespan_p75"]
     low, high = p75["interval"]  # either may be None: too few lives
     told = between(low, high, ".0f") + few(p75["n"])

@@ -47,10 +47,11 @@ def main(config: LifePhaseConfig) -> None:
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result = analyse(m, steps_E, died_E, config)
         result.save(run.path)
-        draw_phases(result).savefig(run.path / "life_phase.png", dpi=110)
-        draw_clusters(result).savefig(run.path / "life_phase_clusters.png", dpi=110)
-        if result.tables["ends"]:
-            draw_ends(result).savefig(run.path / "life_ends.png", dpi=110)
+        with run.figures():
+            draw_phases(result).savefig(run.path / "life_phase.png", dpi=110)
+            draw_clusters(result).savefig(run.path / "life_phase_clusters.png", dpi=110)
+            if result.tables["ends"]:
+                draw_ends(result).savefig(run.path / "life_ends.png", dpi=110)
     for line in words(result):
         print(line)
     print(f"drawn: {config.out}")

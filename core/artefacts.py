@@ -226,13 +226,28 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)  # what other stages check: agent fingerprint, source ...
     started: float = field(default_factory=time.monotonic)
     replaced: Path | None = None  # the run that this one replaces, set aside until it is whole
+    undrawn: Exception | None = None  # what ended the drawing of figures
 
     def record(self, name: str, value: float, unit: str, n: int | None = None, interval: Any = None) -> None:
         """Put a metric into the manifest."""
         self.metrics[name] = metric(value, unit, n, interval)
 
+    @contextmanager
+    def figures(self) -> Iterator[None]:
+        """A block that draws what is saved.  An error in it costs the figures, not the numbers: the run becomes whole,
+        with the fact ``figures`` that says what failed, and then ``new_run`` raises the error.  A UserError and what
+        the system refuses (OSError) end the run as anywhere."""
+        try:
+            yield
+        except (UserError, OSError):
+            raise
+        except Exception as error:
+            self.undrawn = self.undrawn or error
+
     def finish(self) -> None:
         """Hash what is there and write the manifest."""
+        if self.undrawn is not None:
+            self.facts = {**self.facts, "figures": f"failed: {type(self.undrawn).__name__}: {self.undrawn}"}
         if self.inputs.warning is not None:
             self.facts = {**self.facts, SIMULATOR_WARNING: self.inputs.warning}
             print(f"warning: {self.inputs.warning}", file=sys.stderr)
@@ -565,7 +580,8 @@ def new_run(
 ) -> Iterator[Run]:
     """``begin_run`` as a block: its manifest is written only if the block ends well.
 
-    If it ends in an error, what it replaced comes back; a directory in which nothing was written yet
+    If it ends in an error, what it replaced comes back (one in ``Run.figures`` is raised when the run is whole); a
+    directory in which nothing was written yet
     does not stay after a user's mistake or a signal.  Of the processes that do a stage together (core.ranks) only the
     first writes there; the others write into a directory that goes when the block ends.
     """
@@ -577,6 +593,10 @@ def new_run(
     try:
         yield run
         run.finish()
+        if run.undrawn is not None:
+            print(f"note: the numbers of {run.path} are saved, and can be read; not all figures were drawn:",
+                  file=sys.stderr)  # fmt: skip
+            raise run.undrawn
     except BaseException as error:
         if (run.path / MANIFEST).exists():  # it is whole; only what it replaced may still be there
             lock.release(run.path)

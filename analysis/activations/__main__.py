@@ -44,7 +44,8 @@ def main(config: ActivationsConfig) -> None:
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         run.started = began
         result.save(run.path)
-        draw(result, run.path, without=() if config.feature_scatter else ("feature_scatter.png",))
+        with run.figures():
+            draw(result, run.path, without=() if config.feature_scatter else ("feature_scatter.png",))
         if result.tables.get("moments"):
             moments.write(result, config.directory, run.path)
         if config.dendrogram_explorer and "label" in result.arrays:

@@ -174,7 +174,8 @@ def main(config: BehavioursConfig) -> None:
         result.save(run.path)
         artefacts.write_json(run.path / NAMES, {str(b): name for b, name in names.items()})
         if config.action == "both":
-            draw(result, names, (real, simulated), run.path, config.fit, config.video)
+            with run.figures():
+                draw(result, names, (real, simulated), run.path, config.fit, config.video)
         run.facts = {"agent": agent, "vector": result.notes["vector"], "left_out": result.notes["left_out"]}
         if simulator is not None:
             run.facts["simulator"] = fingerprint(simulator)

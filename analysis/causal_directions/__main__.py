@@ -125,7 +125,8 @@ def main(config: CausalDirectionsConfig) -> None:
         facts = {"edit": edit.words, "lag": lag, "rank": rank, "carries": result.notes["carries"],
                  "interchange_accuracy": result.scalars["interchange_accuracy"]}  # fmt: skip
         subspaces.as_basis(found[rank], states_MH, fingerprint(agent), facts).save(run.path)
-        draw(result, run.path, edit.words)
+        with run.figures():
+            draw(result, run.path, edit.words)
         run.facts = {"agent": fingerprint(agent)}
         run.metrics |= result.scalars
     for claim in result.notes["claims"]:

@@ -135,7 +135,8 @@ def main(config: CouplingConfig) -> None:
             of.say(result, name)
         result.save(run.path)
         artefacts.write_atomically(run.path / PAGE, page(result).encode())
-        draw(result, run.path)
+        with run.figures():
+            draw(result, run.path)
         run.metrics |= result.scalars
     for said in (*result.notes["left_out"], *result.notes["resolution"]):
         print(f"note: {said}", file=sys.stderr)

@@ -74,7 +74,8 @@ def main(config: DynamicsConfig) -> None:
             for row in result.tables["points"]:
                 row["action"] = agent.spec.in_words(row["action"])
             result.save(run.path)
-            draw(result, store, run.path, config.slow_steps)
+            with run.figures():
+                draw(result, store, run.path, config.slow_steps)
             run.facts = {"agent": name}
             run.metrics |= result.scalars
     print(summary(result, config.settle, config.out))

@@ -81,7 +81,8 @@ def main(config: EventsConfig) -> None:
             interval = (row["rate_low"], row["rate_high"])
             result.scalar(f"rate_{row['event']}", row["rate"], "times an episode", row["n"], interval)
         result.save(run.path)
-        draw(result).savefig(run.path / "events.png", dpi=100, metadata={"Software": None})
+        with run.figures():
+            draw(result).savefig(run.path / "events.png", dpi=100, metadata={"Software": None})
         run.facts = {"agent": agents[0]}
         run.metrics = result.scalars
     print(summary(result, one, altered, config.out))

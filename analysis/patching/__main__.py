@@ -125,8 +125,9 @@ def main(config: PatchingConfig) -> None:
             "random": patched.random_DCNP.mean(2),
         }  # fmt: skip
         result.save(run.path)
-        for file, figure in draw(result).items():
-            figure.savefig(run.path / file, dpi=100, metadata={"Software": None})
+        with run.figures():
+            for file, figure in draw(result).items():
+                figure.savefig(run.path / file, dpi=100, metadata={"Software": None})
         run.facts, run.metrics = {"agent": name}, result.scalars
     print(summary(result, config.out))
 

@@ -186,10 +186,10 @@ def main(config: ProbesConfig) -> None:
         result.save(run.path)
         if basis is not None:
             basis.save(run.path)
-        for file, figure in draw(result).items():
-            figure.savefig(run.path / file, dpi=100, metadata={"Software": None})
-        run.facts = {"agent": name}
-        run.metrics = result.scalars
+        with run.figures():
+            for file, figure in draw(result).items():
+                figure.savefig(run.path / file, dpi=100, metadata={"Software": None})
+        run.facts, run.metrics = {"agent": name}, result.scalars
     for said in result.notes["resolution"]:
         print(f"note: {said}", file=sys.stderr)
     print(summary(result, config.out))

@@ -95,7 +95,8 @@ def main(config: OverAgentsConfig) -> None:
     result.tables |= of_group
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result.save(run.path)
-        draw_groups(result).savefig(run.path / "over_agents.png", dpi=120, metadata={"Software": None})
+        with run.figures():
+            draw_groups(result).savefig(run.path / "over_agents.png", dpi=120, metadata={"Software": None})
     print(summary(result, config.out))
 
 

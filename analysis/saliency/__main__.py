@@ -152,7 +152,8 @@ def main(config: SaliencyConfig) -> None:
                 result.notes["not_as_recorded"] = others
             result.save(run.path)
             if not config.quantised:
-                draw(result, run.path, spec, config.video)
+                with run.figures():
+                    draw(result, run.path, spec, config.video)
         run.metrics |= result.scalars
     if others:
         print(f"warning: samples {', '.join(map(str, others))} do not come out again from their latents to the last "

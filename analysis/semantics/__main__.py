@@ -249,7 +249,7 @@ def main(config: SemanticsConfig) -> None:
         result = Result()
         if subject is not None:
             with threadpool_limits(config.threads):
-                make(config, made, subject, result, run.path, device, field_name)
+                make(config, made, subject, result, run, device, field_name)
                 if said is not None and holds_ND is not None:
                     match(config, subject, said, holds_ND, result)
             run.facts = {"agent": fingerprint(subject.agent)}
@@ -262,7 +262,8 @@ def main(config: SemanticsConfig) -> None:
             ]  # fmt: skip
         result.save(run.path)
         if drawn is not None:
-            draw_curves(bands, config.curve.normalise).savefig(run.path / "curves.png", dpi=140)
+            with run.figures():
+                draw_curves(bands, config.curve.normalise).savefig(run.path / "curves.png", dpi=140)
         run.metrics = dict(result.scalars)
     for line in [] if subject is None else summary(result, subject, made):
         print(line)
@@ -293,10 +294,11 @@ def check_states(config: SemanticsConfig, made: Sequence[str], subject: Subject)
 
 
 def make(
-    config: SemanticsConfig, made: Sequence[str], subject: Subject, result: Result, path: Path, device: torch.device,
-    field_name: str,
+    config: SemanticsConfig, made: Sequence[str], subject: Subject, result: Result, run: artefacts.Run,
+    device: torch.device, field_name: str,
 ) -> None:  # fmt: skip
     """Everything that is about the states, into the result and the run directory."""
+    path = run.path
     store, states, names = subject.store, subject.states, subject.names
     rng = np.random.default_rng(config.seed)
     codebook_C2 = subject.agent.codebook_C2.detach().cpu().numpy()
@@ -314,8 +316,9 @@ def make(
         said = quality.effects(states, features_of(store, states, truths), seed=config.seed)
         result.tables["effects"] = [{"name": names[row["code"]]} | row for row in said]
         if said:
-            result.save(path)  # whatever becomes of the drawing
-            draw_effects(said, names).savefig(path / "effects.png", dpi=140)
+            result.save(path)
+            with run.figures():
+                draw_effects(said, names).savefig(path / "effects.png", dpi=140)
         causes.plane_basis(subject.agent, states).save(path)
         words = causes.hypotheses(states, renewed(store.spec))
         result.notes["foretold_are"] = causes.FORETOLD[states.logits_NA is not None]
@@ -328,13 +331,15 @@ def make(
             "code": states.code_N[rows], "codebook": codebook_C2,
         }  # fmt: skip
         result.save(path)
-        figure = draw_embeddings(
-            tsne_N2, states.plane_N2[rows], states.code_N[rows], states.value_N[rows], codebook_C2, names
-        )
-        figure.savefig(path / "embeddings.png", dpi=140)
+        with run.figures():
+            figure = draw_embeddings(
+                tsne_N2, states.plane_N2[rows], states.code_N[rows], states.value_N[rows], codebook_C2, names
+            )
+            figure.savefig(path / "embeddings.png", dpi=140)
     if "videos" in made:
         result.save(path)
-        result.tables["videos"] = write_films(store, states, names, path, config.film, rng)
+        with run.figures():
+            result.tables["videos"] = write_films(store, states, names, path, config.film, rng)
     if "hover" in made:
         rows = chosen_rows(states, config.hover_states, rng)
         maps = {"plane (FDR)": states.plane_N2[rows]}

@@ -138,7 +138,8 @@ def main(config: SimilarityConfig) -> None:
         result = assemble(names, rows, chosen)
         result.notes["unit"] = unit
         result.save(run.path)
-        draw(result).savefig(run.path / "similarity.png", dpi=110)
+        with run.figures():
+            draw(result).savefig(run.path / "similarity.png", dpi=110)
         run.facts = {"agents": {n: fingerprint(a) for n, a in agents.items()}}
     print(f"{len(agents)} agents on the same {len(unit_N):,} frames of {len(episodes)} episodes: {config.out}")
     shown = [row for row in rows if row["layer"] == "h"]

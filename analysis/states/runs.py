@@ -50,7 +50,8 @@ def save(run: artefacts.Run, result: Result, bases: Mapping[str, Basis], facts: 
         basis.save(run.path)
     result.save(run.path)
     if drawn:
-        _draw(result, run.path)
+        with run.figures():
+            _draw(result, run.path)
     sources = [name for i, name in enumerate(("real", "simulated")) if (result.arrays["source"] == i).any()]
     left_out = {"left_out": result.notes["left_out"]} if result.notes["left_out"] else {}
     run.facts = {**facts, "fitted_on": result.notes["fitted_on"], "sources": sources, **left_out}

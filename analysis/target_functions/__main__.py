@@ -90,7 +90,8 @@ def main(config: TargetFunctionsConfig) -> None:
             if not pictured(result, spec):
                 result.notes["figures"] = f"no strips: {NO_PICTURE}"
             result.save(run.path)
-            draw(result, run.path, spec, config.drawn, config.video)
+            with run.figures():
+                draw(result, run.path, spec, config.drawn, config.video)
         run.metrics |= result.scalars
     if not pictured(result, spec):
         print(f"note: no strips are drawn: {NO_PICTURE}", file=sys.stderr)

@@ -228,6 +228,37 @@ def test_a_failing_block_leaves_a_half_written_directory(tmp_path: Path) -> None
         read_manifest(tmp_path / "r")
 
 
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_figure_that_fails_costs_no_number(
+    replaces: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def draws(error: type[BaseException], number: float) -> None:
+        result = Result()
+        result.scalar("number", number, "units")
+        with new_run(tmp_path / "r", "dynamics", {}, overwrite=replaces) as run:
+            result.save(run.path)
+            with run.figures():
+                raise error("no such colour")
+            run.facts = {"agent": "abc"}
+
+    def kept() -> Any:
+        return Result.load(tmp_path / "r").scalars["number"]["value"]
+
+    if replaces:
+        with new_run(tmp_path / "r", "dynamics", {}):
+            pass
+    with pytest.raises(ValueError, match="no such colour"):
+        draws(ValueError, 1.5)
+    assert kept() == 1.5 and artefacts.verify(tmp_path / "r") == [] and sorted(tmp_path.iterdir()) == [tmp_path / "r"]
+    assert read_manifest(tmp_path / "r")["facts"] == {"agent": "abc", "figures": "failed: ValueError: no such colour"}
+    assert f"the numbers of {tmp_path / 'r'} are saved" in capsys.readouterr().err
+    if replaces:
+        for other in (UserError, KeyboardInterrupt, OSError):  # no figure's fault
+            with pytest.raises(other):
+                draws(other, 2.5)
+            assert kept() == 1.5
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_directory_that_is_removed_under_a_run_is_one_line(again: bool, tmp_path: Path) -> None:
     """The run may be new, or gone on with."""

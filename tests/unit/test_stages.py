@@ -185,20 +185,31 @@ def test_the_table_imports_no_door() -> None:
     assert typing.get_type_hints(Stage)["needs"] == tuple[str, ...]
 
 
-def drawn_before_saved(source: str) -> list[int]:
-    """Lines of blocks that write a run in which something is drawn before the result is saved."""
-    found = []
-    for block in ast.walk(ast.parse(source)):
-        if isinstance(block, ast.With) and any("new_run(" in ast.unparse(item.context_expr) for item in block.items):
-            calls = [node for node in ast.walk(block) if isinstance(node, ast.Call)]
-            saved = [c.lineno for c in calls if ast.unparse(c.func) == "result.save"]
-            drawn = [c.lineno for c in calls if re.match(r"(figures\.)?(draw|write_video)\w*$", ast.unparse(c.func))]
-            found += [min(drawn)] if saved and drawn and min(drawn) < min(saved) else []
+def costly_figures(source: str) -> list[int]:
+    """Lines of blocks that write a run in which something is drawn before the result is saved, or outside
+    ``Run.figures``."""
+    found: list[int] = []
+
+    def calls_in(node: ast.AST, ends: str) -> list[int]:
+        calls = (call for call in ast.walk(node) if isinstance(call, ast.Call))
+        return [call.lineno for call in calls if re.fullmatch(ends, ast.unparse(call.func))]
+
+    for block in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.With)):
+        if any("new_run(" in ast.unparse(item.context_expr) for item in block.items):
+            saved, drawn = calls_in(block, r"result\.save"), calls_in(block, r"(figures\.)?(draw|write_video)\w*")
+            inside = [node for node in ast.walk(block) if isinstance(node, ast.With)
+                      and "run.figures()" in map(ast.unparse, (item.context_expr for item in node.items))]  # fmt: skip
+            safe = {line for node in inside for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+            found += [line for line in drawn if saved and (line < min(saved) or line not in safe)]
     return found
 
 
-def test_numbers_are_saved_before_they_are_drawn() -> None:
-    """A figure that fails costs none."""
-    assert drawn_before_saved("with new_run() as run:\n    draw(result)\n    result.save(run.path)") == [2]
-    found = {str(p): lines for p in modules() if (lines := drawn_before_saved(p.read_text()))}
+def test_a_figure_that_fails_costs_no_number() -> None:
+    """It is drawn when they are saved, and where an error does not undo the run."""
+    bad = "with new_run() as run:\n    draw(result)\n    result.save(run.path)\n    draw(result)"
+    assert costly_figures(bad) == [2, 4]
+    assert not costly_figures(
+        bad.replace("    draw(result)\n", "").replace("draw", "with run.figures():\n        draw")
+    )
+    found = {str(p): lines for p in modules() if (lines := costly_figures(p.read_text()))}
     assert not found

@@ -151,7 +151,8 @@ def main(config: EditsConfig) -> None:
         run.facts = {"agent": fingerprint(agent)}
         if simulator is not None:
             run.facts["simulator"] = fingerprint(simulator)
-        draw(result, run.path)
+        with run.figures():
+            draw(result, run.path)
         for row in result.tables["effects"]:
             if row["quantity"] == f"return@{config.horizon}" and math.isfinite(row["effect"]):
                 run.record(f"{row['edit']}, {row['way']}".replace(" ", "_"), row["effect"], row["unit"], row["n"])

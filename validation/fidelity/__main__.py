@@ -205,7 +205,8 @@ def main(config: FidelityConfig) -> None:
             result.notes |= {"held_out": not seen, "trained_on": seen, "start_from": start_from}
             result.notes["field"] = spec.main_field
             result.save(run.path)
-            figures.draw(result, run.path, whole, config.video)
+            with run.figures():
+                figures.draw(result, run.path, whole, config.video)
             run.metrics = dict(result.scalars)
             run.facts = {"agent": fingerprint(simulator.agent), "simulator": fingerprint(simulator)}
     print_table(result)

@@ -71,7 +71,6 @@ def draw(result: Result, path: Path, action_names: Sequence[str], video: bool) -
     if "counterfactual_confusion" in result.arrays:
         draw_confusion(result, path / "confusion.png")
     if not are_pictures(result.arrays["strip_real"], 2):
-        result.notes["pictures"] = "none: the observations of this world are no images"
         return
     draw_strip(result, path / "strip.png")
     paired = paired_frames(result, action_names)

@@ -249,7 +249,8 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
         result.notes["warnings"] += shared_levels(config) if agent.spec.env_id.startswith("procgen/") else []
         call_by_label(result, basis)
         result.save(run.path)
-        draw_claims(result, run.path / "claims.png")
+        with run.figures():
+            draw_claims(result, run.path / "claims.png")
         run.metrics = dict(result.scalars)
         run.facts = {"agent": name}
     print_summary(result)
@@ -307,10 +308,11 @@ def main(config: InterventionsConfig) -> None:
                           found["episodes"], found["found_interval"])  # fmt: skip
         call_by_label(result, basis)
         result.save(run.path)
-        draw_effects(result, run.path / "effects.png")
-        draw_headline(result, run.path / "predicted_vs_observed.png")
-        draw_needs(result, run.path / "needs.png")
-        write_videos(result, run.path)
+        with run.figures():
+            draw_effects(result, run.path / "effects.png")
+            draw_headline(result, run.path / "predicted_vs_observed.png")
+            draw_needs(result, run.path / "needs.png")
+            write_videos(result, run.path)
         run.metrics = dict(result.scalars)
         run.facts = {"agent": name, "simulator": fingerprint(simulator)}
     print_summary(result)

@@ -28,7 +28,8 @@ def main(config: PlantedConfig) -> None:
     with artefacts.new_run(config.out, STAGE, config, overwrite=config.overwrite) as run:
         result = assemble(over_bases(play_all(jobs_of(config), config.threads)), config)
         result.save(run.path)
-        draw_scores(result, run.path / "planted.png")
+        with run.figures():
+            draw_scores(result, run.path / "planted.png")
         run.metrics = dict(result.scalars)
     print(summary(result, config.out))
 

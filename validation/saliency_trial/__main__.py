@@ -84,8 +84,9 @@ def main(config: SaliencyTrialConfig) -> None:
                 e = estimate_of(row, "rank")
                 result.scalar(label, e.value, "rank correlation", e.n, e.interval)
         result.save(run.path)
-        for file, figure in (("scores.png", draw_scores(result)), ("examples.png", draw_examples(result))):
-            figure.savefig(run.path / file, dpi=110, metadata={"Software": None})
+        with run.figures():
+            for file, figure in (("scores.png", draw_scores(result)), ("examples.png", draw_examples(result))):
+                figure.savefig(run.path / file, dpi=110, metadata={"Software": None})
         run.metrics = dict(result.scalars)
         run.facts = facts
     summarise(result, config.out)

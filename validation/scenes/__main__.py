@@ -105,7 +105,8 @@ def main(config: ScenesConfig) -> None:
             run.facts = {"agent": fingerprint(agent)}
             if simulator is not None:
                 run.facts["simulator"] = fingerprint(simulator)
-            draw(result, run.path)
+            with run.figures():
+                draw(result, run.path)
             for row in result.tables["fits"]:
                 if math.isfinite(row.get("middle", math.nan)):
                     name = f"{row['variant']}, {row['settle']}, {row['quantity']}".replace(" ", "_")
