@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from core import lock, ranks
-from core.config import ROOT, read_json, to_json
+from core.config import ROOT, read_json, says, to_json
 from core.contracts import UserError
 from core.files import (
     AGAIN,
@@ -365,25 +365,24 @@ COMMANDS = ("resume", "overwrite", "stop_after", "save_minutes")
 
 def cut_off(path: Path, stage: str, config: Any) -> bool:
     """Whether a directory is what this very command left when it was cut off: half-written, by this stage with this
-    configuration (but for ``COMMANDS``), and with no earlier run set aside."""
+    configuration (but for ``COMMANDS``), however its paths are spelled, and with no earlier run set aside."""
     mark = path / "config.json"
     if (path / MANIFEST).exists() or not mark.exists() or _waits(aside_of(path)):
         return False
 
-    def makes(about: Any) -> Any:
-        of = about.get("config") if isinstance(about, dict) else None
-        if not isinstance(of, dict):
-            return None
-        return [
-            about["stage"],
-            {k: _path_in(of, k) if k == "begin_with" else v for k, v in of.items() if k not in COMMANDS},
-        ]
-
     try:
-        said = makes({"stage": None, **read_json(mark)})
+        about = {"stage": None, **read_json(mark)}
     except (UserError, TypeError):  # a file of that name that no stage wrote
         return False
-    return said is not None and bool(said == makes({"stage": stage, "config": json.loads(json.dumps(to_json(config)))}))
+    was = about.get("config")
+    if about["stage"] != stage or not isinstance(was, dict):
+        return False
+    now = config if isinstance(config, Mapping) else {f.name: getattr(config, f.name) for f in fields(config)}
+
+    def makes(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: _path_in(settings, k) if k == "begin_with" else v for k, v in settings.items() if k not in COMMANDS}
+
+    return says(makes(was), makes(now))
 
 
 def begin_run(path: Path, stage: str, config: Any, inputs: Inputs | None = None, *, overwrite: bool = False) -> Run:
@@ -539,7 +538,7 @@ def resumed_run(path: Path, stage: str, config: Any, inputs: Inputs) -> Run:
 def _path_in(config: Mapping[str, Any], name: str) -> Any:
     """The directory that a configuration names, which some name one by one and some in a list."""
     value = config.get(name) or None
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
+    return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
 @contextmanager

@@ -90,6 +90,21 @@ def to_json(config: Any) -> Any:
     return str(config) if isinstance(config, Path) else config
 
 
+def says(data: Any, config: Any) -> bool:
+    """Whether JSON values are those of a configuration (``to_json``), or name its paths in another way: relative, by a
+    link."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        config = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        config = {str(k): v for k, v in config.items()}
+        return isinstance(data, dict) and data.keys() == config.keys() and all(says(data[k], config[k]) for k in config)
+    if isinstance(config, (list, tuple)):
+        return isinstance(data, list) and len(data) == len(config) and all(map(says, data, config))
+    if isinstance(config, Path):
+        return isinstance(data, str) and Path(data).resolve() == config.resolve()
+    return bool(data == config)
+
+
 def from_json(
     cls: type[C], data: Mapping[str, Any], where: str = "config", missing: Mapping[str, Any] | None = None
 ) -> C:

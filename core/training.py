@@ -350,15 +350,8 @@ def check_same(config: Any, out: Path, stage: str, fixed: Sequence[str]) -> None
         was, is_, given = before, now, config
         for part in key.split("."):
             was, is_, given = was.get(part), is_[part], getattr(given, part, None)
-        if was != is_ and not _same_places(was, given):
+        if was != is_ and not cli.says(was, given):
             raise UserError(f"--resume: {key} was {was!r} and is now {is_!r}; start another run for that")
-
-
-def _same_places(was: Any, given: Any) -> bool:
-    """Whether a run's config.json names the path (or paths) that is given now in another way: relative, by a link."""
-    if isinstance(given, tuple) and isinstance(was, list):
-        return len(was) == len(given) and all(map(_same_places, was, given))
-    return isinstance(given, Path) and isinstance(was, str) and Path(was).resolve() == given.resolve()
 
 
 def _begun_with(config: Any, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -773,6 +774,21 @@ def test_a_command_goes_on_with_what_an_earlier_version_cut_off(tmp_path: Path) 
         assert artefacts.cut_off(path, "train_gen_model", config)
         assert not artefacts.cut_off(path, "train_gen_model", GenTrainConfig(begin_with=(Path("runs/b"),)))
         assert cli.from_json(GenTrainConfig, before, "train_gen_model") == config
+
+
+def test_a_command_is_the_same_however_its_paths_are_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "agent")
+    out = tmp_path / "out"
+    begun = GenTrainConfig(agent=Path("agent"), begin_with=(Path("a"), Path("b")), out=Path("out"))
+    out.mkdir()
+    (out / "config.json").write_text(json.dumps({"stage": "train_gen_model", "config": cli.to_json(begun)}))
+    for same in ({"agent": tmp_path / "agent"}, {"agent": Path("./x/../agent")}, {"agent": Path("link")}, {"out": out},
+                 {"begin_with": (tmp_path / "a", Path("b"))}):  # fmt: skip
+        assert artefacts.cut_off(out, "train_gen_model", replace(begun, **same)), same
+    for other in ({"agent": Path("link2")}, {"begin_with": (Path("b"), Path("a"))}, {"begin_with": ()}, {"seed": 7}):
+        assert not artefacts.cut_off(out, "train_gen_model", replace(begun, **other)), other
+    assert not artefacts.cut_off(out, "train", begun)
 
 
 def test_what_a_run_was_made_from_is_what_was_there_when_it_began(
