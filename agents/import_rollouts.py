@@ -27,7 +27,7 @@ import tyro
 from agents.load import load_agent
 from core import artefacts, config as cli
 from core.config import nearest
-from core.contracts import Agent, EnvSpec, Field, UserError
+from core.contracts import REWARD, Agent, EnvSpec, Field, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, StoreWriter
 from core.files import dataset_of, npz_of, parsing
@@ -191,10 +191,10 @@ def _recorded(obs: Mapping[str, np.ndarray], part: Mapping[str, np.ndarray], spe
     flat = action.reshape(steps, len(parts))
     if (flat < 0).any() or (flat >= parts).any():
         raise UserError(f"{where} has an action outside 0 to {(parts - 1).tolist()}, which {spec.env_id} does not have")
-    with np.errstate(over="ignore"):
-        reward = np.asarray(part["reward"], np.float32)
-    if reward.shape != (steps,) or not np.isfinite(reward).all():
-        raise UserError(f"{where}: reward must be {steps} finite numbers, which fit float32")
+    paid = np.asarray(part["reward"])
+    if paid.shape != (steps,):
+        raise UserError(f"{where}: reward is {list(paid.shape)}; it must be {steps} numbers, one a transition")
+    reward = REWARD.cast(paid, f"{where}: reward")
     terminated = bool(part["terminated"][-1])
     fields = {name: _field(np.asarray(obs[name]), name, spec, where) for name in spec.obs}
     if {len(x) for x in fields.values()} not in ({steps}, {steps + 1}):

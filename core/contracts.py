@@ -108,6 +108,9 @@ class Field:
         return out
 
 
+REWARD = Field(shape=(), dtype="float32")  # of a step
+
+
 def numbers_of_distinct(actions: Mapping[str, Sequence[int]]) -> np.ndarray:
     """int64 [A]: of every id its number among ``actions`` (``EnvSpec.distinct_actions``), so that ids that do the same
     have one."""

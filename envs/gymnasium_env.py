@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 from core.config import ROOT, from_json, nearest
-from core.contracts import EnvSpec, Field, Step, UserError
+from core.contracts import REWARD, EnvSpec, Field, Step, UserError
 from core.plugins import agreed_source, read_source
 
 Split = Literal["train", "held_out"]
@@ -368,14 +368,11 @@ class GymnasiumEnv:
         if (action < 0).any() or (action >= np.array(self.spec.parts)).any():
             raise ValueError(f"an action lies outside 0 to {[n - 1 for n in self.spec.parts]}: {action!r}")
         slots = self.spec.slots
-        reward, ended = np.zeros(slots, np.float32), np.zeros((2, slots), bool)
+        paid, ended = np.zeros(slots), np.zeros((2, slots), bool)
         for b, env in enumerate(self._envs):
-            obs, paid, ended[0, b], ended[1, b], _ = _stepped(env, self._start + action[b])
-            with np.errstate(over="ignore"):
-                reward[b] = paid
+            obs, paid[b], ended[0, b], ended[1, b], _ = _stepped(env, self._start + action[b])
             self._row[b] = self._fields(obs)
-        if not np.isfinite(reward).all():
-            raise UserError(f"{self.spec.env_id} gives a reward that is NaN or infinite, as float32 has it")
+        reward = REWARD.cast(paid, f"the reward of {self.spec.env_id}")
         self._age += 1
         final_obs, final_truth = self._look()
         for b in np.flatnonzero(ended.any(0)):
