@@ -36,30 +36,19 @@ from core.artefacts import (
 from core.config import nearest
 from core.contracts import Agent, EnvSpec, UserError
 from core.files import bounded, read_bytes, tensors_of
-from core.plugins import Source, agreed, agreed_source, copied_source
+from core.plugins import Source, agreed, agreed_source, copied_source, made
 from envs.registry import renewed
 
 DESCRIPTION = ADOPTED
 SOURCE = "agent_module.py"  # the copy of the user's module in the run directory
 WORLD_SOURCE = "world_module.py"  # that of the environment's, where this is the user's too
+PARTS = ("points", "initial", "encode", "advance", "heads", "read", "replaced")
 POLICY = "policy.pth"  # the state dict in a zip of Stable-Baselines3
 
 
 def build(module: ModuleType, source: Source, spec: EnvSpec) -> Any:
     """What a user's ``make_agent`` makes for a world, in eval mode, frozen.  Raises UserError."""
-    try:
-        agent = module.make_agent(spec)
-    except Exception as error:  # whatever a user's code raises
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"make_agent of {source.file} fails in {spec.env_id}: {what}") from error
-    if not isinstance(agent, nn.Module):
-        raise UserError(f"make_agent of {source.file} gives a {type(agent).__name__}, not a torch.nn.Module")
-    parts = ("points", "initial", "encode", "advance", "heads", "read", "replaced")
-    missing = [name for name in parts if not hasattr(agent, name)]
-    if missing:
-        raise UserError(f"the agent of {source.file} has no {' and no '.join(missing)}; see docs/bring-your-own.md")
-    agent.spec, agent.source_sha256 = spec, source.sha256  # type: ignore[assignment]
-    return agent.eval().requires_grad_(False)
+    return made(module, "agent", source, spec, PARTS)
 
 
 # Weights

@@ -160,6 +160,11 @@ def finite(value: Any) -> float | None:
     return float(value) if value is not None and np.isfinite(value) else None
 
 
+def column_of(rows: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
+    """A table's column as float64 [rows]; NaN where a row has no number."""
+    return np.array([row.get(key) for row in rows], np.float64)  # of None numpy makes NaN
+
+
 def metric(
     value: float | None, unit: str, n: int | None = None, interval: Sequence[float] | None = None
 ) -> dict[str, Any]:

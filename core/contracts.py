@@ -276,6 +276,14 @@ class Step:
     final_truth: Obs | None = None
     alive: np.ndarray | None = None  # bool [B], this slot's agent is there; None: every one
 
+    @classmethod
+    def unmoved(cls, obs: Obs, is_first: np.ndarray, truth: Obs) -> Step:
+        """What is there after a reset or a restoring: nothing was paid, and nothing ended."""
+        slots = is_first.shape
+        return cls(
+            obs, np.zeros(slots, np.float32), np.zeros(slots, bool), np.zeros(slots, bool), is_first, truth=truth
+        )
+
 
 @runtime_checkable
 class VecEnv(Protocol):

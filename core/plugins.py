@@ -15,11 +15,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import torch
 
 from core.artefacts import load_bytes, write_atomically
 from core.config import ROOT
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError
 from core.files import read_bytes
+
+
+def made(module: ModuleType, what: str, source: Source, spec: EnvSpec, parts: Sequence[str]) -> Any:
+    """What a user's ``make_agent`` or ``make_world`` (``what``: agent, world) makes for a world, a torch module in eval
+    mode, frozen.  source: of the module, by which the net is known, too (``core.directions.fingerprint``).  UserError
+    where it fails, or makes something without one of these parts."""
+    try:
+        net = getattr(module, f"make_{what}")(spec)
+    except Exception as error:  # whatever a user's code raises
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"make_{what} of {source.file} fails in {spec.env_id}: {said}") from error
+    if not isinstance(net, torch.nn.Module):
+        raise UserError(f"make_{what} of {source.file} gives a {type(net).__name__}, not a torch.nn.Module")
+    if missing := [name for name in parts if not hasattr(net, name)]:
+        raise UserError(f"the {what} of {source.file} has no {' and no '.join(missing)}; see docs/bring-your-own.md")
+    net.spec, net.source_sha256 = spec, source.sha256  # type: ignore[assignment]
+    return net.eval().requires_grad_(False)
 
 
 def agreed_folder() -> Path:

@@ -513,9 +513,7 @@ class CraftaxEnv:
 
     def _show_unmoved(self) -> Step:
         obs, truth = self._named(self._look(self._carry))
-        none = np.zeros(self.spec.slots, bool)
-        reward = np.zeros(self.spec.slots, np.float32)
-        return Step(obs, reward, none, none.copy(), truth["timestep"] == 0, truth=truth)
+        return Step.unmoved(obs, truth["timestep"] == 0, truth)
 
     def snapshot(self) -> tuple[bytes, ...]:
         if self._carry is None:

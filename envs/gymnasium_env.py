@@ -390,8 +390,7 @@ class GymnasiumEnv:
 
     def _show_unmoved(self) -> Step:
         obs, truth = self._look()
-        none = np.zeros(self.spec.slots, bool)
-        return Step(obs, np.zeros(self.spec.slots, np.float32), none, none.copy(), self._age == 0, truth=truth)
+        return Step.unmoved(obs, self._age == 0, truth)
 
     def snapshot(self) -> tuple[Any, ...]:
         """A state a slot: copies of its environment and its generator, its age, seed and observation."""

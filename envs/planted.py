@@ -502,9 +502,7 @@ class PlantedWorld:
 
     def _show_unmoved(self) -> Step:
         obs, truth = self._look()
-        none = np.zeros(self.spec.slots, bool)
-        reward = np.zeros(self.spec.slots, np.float32)
-        return Step(obs, reward, none, none.copy(), self._age == 0, truth=truth)
+        return Step.unmoved(obs, self._age == 0, truth)
 
     def snapshot(self) -> tuple[bytes, ...]:
         if not self._ready:

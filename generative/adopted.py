@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
 
 from agents.adopted import world_source
 from agents.load import load_agent
@@ -29,7 +28,7 @@ from core.artefacts import (
     write_json,
 )
 from core.contracts import EnvSpec, UserError
-from core.plugins import Source, copied_source
+from core.plugins import Source, copied_source, made
 from core.roll import Simulator
 from generative.simulator import AGENT, copy_run
 
@@ -40,18 +39,7 @@ PARTS = ("latent_size", "initial_frames", "infer", "normalise", "observe", "star
 
 def build(module: ModuleType, source: Source, spec: EnvSpec) -> Any:
     """What a user's ``make_world`` makes for a world, in eval mode, frozen.  Raises UserError."""
-    try:
-        world = module.make_world(spec)
-    except Exception as error:  # whatever a user's code raises
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"make_world of {source.file} fails for {spec.env_id}: {what}") from error
-    if not isinstance(world, nn.Module):
-        raise UserError(f"make_world of {source.file} gives a {type(world).__name__}, not a torch.nn.Module")
-    missing = [name for name in PARTS if not hasattr(world, name)]
-    if missing:
-        raise UserError(f"the world of {source.file} has no {' and no '.join(missing)}; see docs/bring-your-own.md")
-    world.spec, world.source_sha256 = spec, source.sha256  # type: ignore[assignment]
-    return world.eval().requires_grad_(False)
+    return made(module, "world", source, spec, PARTS)
 
 
 def simulator_in(world: Any, agent: Any) -> Simulator[Any]:

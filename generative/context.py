@@ -206,11 +206,7 @@ class ContextRSSM(GridRSSM):
         """One recorded step: next d and s, and the log-probabilities of prior and posterior; far: what was shown before
         it, e: what is shown after it.  s is the posterior's where the frame is seen (drawn where noise is given), the
         prior's mode where not."""
-        d = self.hear(s_BS, last_BA, d_BD, far_BE)
-        prior, posterior = self.prior(d), self.posterior(d, e_BE)
-        known = torch.where(seen_B[:, None, None], posterior, prior)
-        s = choose(known, None if noise_BS is None else noise_BS * seen_B[:, None])
-        return d, s, prior, posterior
+        return self.known(self.hear(s_BS, last_BA, d_BD, far_BE), e_BE, seen_B, noise_BS)
 
     def hear(self, s_BS: Tensor, action_BA: Tensor, d_BD: Tensor, far_BE: Tensor) -> Tensor:
         """d_t from s_{t-1}, a_{t-1}, d_{t-1} and what the frames show."""

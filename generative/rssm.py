@@ -105,12 +105,17 @@ class RSSM(nn.Module):
 
         s is the posterior's mode (drawn where noise is given) where the frame is seen, the prior's mode
         where not."""
-        d = self.transition(s_BS, last_BA, d_BD)
+        return self.known(self.transition(s_BS, last_BA, d_BD), e_BE, seen_B, noise_BS)
+
+    def known(
+        self, d: Tensor, e_BE: Tensor, seen_B: Tensor, noise_BS: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """``forward`` from the next d on."""
         prior, posterior = self.prior(d), self.posterior(d, e_BE)
         # An unseen state is the prior's mode, as in a modal rollout: drawn ones made the gradient of
         # the frames that follow so noisy that the training diverged.
-        known = torch.where(seen_B[:, None, None], posterior, prior)
-        s = choose(known, None if noise_BS is None else noise_BS * seen_B[:, None])
+        either = torch.where(seen_B[:, None, None], posterior, prior)
+        s = choose(either, None if noise_BS is None else noise_BS * seen_B[:, None])
         return d, s, prior, posterior
 
     def transition(self, s_BS: Tensor, action_BA: Tensor, d_BD: Tensor) -> Tensor:

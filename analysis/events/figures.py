@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from core.artefacts import Result
+from core.artefacts import Result, column_of
 from core.figures import INK, LINE, MEMORY, REAL, figure_of
 
 LINEAR = 0.1  # times an episode up to which axes are linear; beyond, logarithmic
@@ -39,10 +39,7 @@ def draw(result: Result) -> Any:
     return figure
 
 
-def _dots(axis: Any, rows: list[dict[str, Any]], column: str, place: np.ndarray, colour: str, label: str) -> None:
-    value, low, high = (
-        np.array([np.nan if row.get(f"{column}{end}") is None else row[f"{column}{end}"] for row in rows], float)
-        for end in ("", "_low", "_high")
-    )
+def _dots(axis: Any, rows: list[dict[str, Any]], name: str, place: np.ndarray, colour: str, label: str) -> None:
+    value, low, high = (column_of(rows, f"{name}{end}") for end in ("", "_low", "_high"))
     axis.hlines(place, low, high, color=colour, linewidth=1.2)
     axis.plot(value, place, "o", color=colour, markersize=5, label=label)

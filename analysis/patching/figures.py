@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from core.artefacts import Result
+from core.artefacts import Result, column_of
 from core.figures import BAND, INK, MEMORY, SEQUENTIAL, figure_of
 from core.stats import ALPHA
 
@@ -110,10 +110,7 @@ def draw_doses(result: Result) -> Any:
     figure = figure_of(6, 4)
     axis = figure.subplots()
     for name, rows in sorted(curves.items(), key=lambda item: -item[1][-1]["kl"])[:MOST_LINES]:
-        dose, kl, low, high = (
-            np.array([0.0, *(np.nan if row[k] is None else row[k] for row in rows)])
-            for k in ("dose", "kl", "low", "high")
-        )
+        dose, kl, low, high = (np.r_[0.0, column_of(rows, k)] for k in ("dose", "kl", "low", "high"))
         (line,) = axis.plot(dose, kl, "o-", label=name, markersize=3)
         axis.fill_between(dose, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axis.set_xlim(0, 1.02)
@@ -132,7 +129,7 @@ def draw_read_used(result: Result) -> Any:
     place = np.arange(len(rows))[::-1]
 
     def column(key: str) -> np.ndarray:
-        return np.array([np.nan if row[key] is None else row[key] for row in rows], float)
+        return column_of(rows, key)
 
     for key, label, shift, face in (("r2", "what the probe reads", 0.12, MEMORY), ("beyond", "beyond what is given",
                                     -0.12, "w")):  # fmt: skip

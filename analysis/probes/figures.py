@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from analysis.shared.units import many
-from core.artefacts import Result
+from core.artefacts import Result, column_of
 from core.figures import (
     BAND,
     BOTH,
@@ -193,10 +193,7 @@ def _constant(result: Result) -> str:
 
 def _columns(rows: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Value, low and high of a reading; NaN where there is none."""
-    value, low, high = (
-        np.array([np.nan if row.get(f"{name}{end}") is None else row[f"{name}{end}"] for row in rows], float)
-        for end in ("", "_low", "_high")
-    )
+    value, low, high = (column_of(rows, f"{name}{end}") for end in ("", "_low", "_high"))
     return value, low, high
 
 

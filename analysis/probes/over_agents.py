@@ -27,7 +27,7 @@ import tyro
 
 from analysis.probes.matrix import NO, OPEN, YES, signed
 from core import artefacts, config as cli
-from core.artefacts import Result, finite
+from core.artefacts import Result, column_of, finite
 from core.contracts import UserError
 from core.stats import ALPHA, benjamini_hochberg, contrast, few
 
@@ -205,7 +205,7 @@ def judge(rows: Sequence[dict[str, Any]], smallest: float, *, both_ways: bool) -
     whether it is above, a contrast whether it is anything (``both_ways``)."""
     for measure in dict.fromkeys(row["measure"] for row in rows):
         family = [row for row in rows if row["measure"] == measure]
-        q = benjamini_hochberg(np.array([np.nan if row["p"] is None else row["p"] for row in family], np.float64))
+        q = benjamini_hochberg(column_of(family, "p"))
         for row, q_row in zip(family, q, strict=True):
             row["q"] = finite(q_row)
             row["verdict"] = OPEN

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.artefacts import Result
+from core.artefacts import Result, column_of
 from core.figures import (
     FORCED,
     HELD,
@@ -92,7 +92,7 @@ def _rows(result: Result, measure: str) -> list[dict[str, Any]]:
 def draw_horizons(result: Result, path: Path) -> None:
     """Small multiples over horizons: simulated with intervals, between floor and baselines."""
     # Without a number (no gradient of anything runs through this world, say) there is nothing to see in a panel.
-    panels = [p for p in PANELS if any(np.isfinite(_cells(_rows(result, m), "simulated")).any() for m, _ in p.lines)]
+    panels = [p for p in PANELS if any(np.isfinite(column_of(_rows(result, m), "simulated")).any() for m, _ in p.lines)]
     columns = 3
     lines = max(1, -(-len(panels) // columns))
     figure = figure_of(11, 2.9 * lines + 0.8)
@@ -119,15 +119,15 @@ def _panel(ax: Any, panel: Panel, result: Result) -> None:
         x = [r["horizon"] for r in rows]
         dots = "o" if len(x) <= 8 else None
         words = WORDS["teacher-forced" if colour == FORCED else "free-running"]
-        ax.plot(x, _cells(rows, "simulated"), color=colour, marker=dots, ms=3, label=words)
-        ax.fill_between(x, _cells(rows, "low"), _cells(rows, "high"), color=colour, alpha=0.2, lw=0)
+        ax.plot(x, column_of(rows, "simulated"), color=colour, marker=dots, ms=3, label=words)
+        ax.fill_between(x, column_of(rows, "low"), column_of(rows, "high"), color=colour, alpha=0.2, lw=0)
     rows = _rows(result, panel.lines[0][0])
     for cell, colour, style, words in (
         ("floor", REAL, "-.", "real against real: the best there is"),
         ("baseline_copy", HELD, "--", "last frame held"),
         ("baseline_mean", USUAL, ":", "chance or mean"),
     ):  # fmt: skip
-        y = _cells(rows, cell)
+        y = column_of(rows, cell)
         if np.isfinite(y).any():
             ax.plot([r["horizon"] for r in rows], y, color=colour, ls=style, lw=1, alpha=0.8, label=words)
     ax.xaxis.get_major_locator().set_params(integer=True)
@@ -137,10 +137,6 @@ def _panel(ax: Any, panel: Panel, result: Result) -> None:
     ax.set_xlabel("steps ahead", fontsize=8)
     ax.tick_params(labelsize=7)
     ax.spines[["top", "right"]].set_visible(False)
-
-
-def _cells(rows: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    return np.array([np.nan if r[key] is None else r[key] for r in rows], float)
 
 
 def draw_calibration(result: Result, path: Path) -> None:
@@ -158,10 +154,12 @@ def draw_calibration(result: Result, path: Path) -> None:
             mine = [r for r in lines if r["event"] == event and r["simulation"] == kind]
             if not mine:
                 continue
-            x, y = _cells(mine, "forecast") + shift, _cells(mine, "happened")
-            spread = np.stack([y - _cells(mine, "low"), _cells(mine, "high") - y]).clip(0)
+            x, y = column_of(mine, "forecast") + shift, column_of(mine, "happened")
+            spread = np.stack([y - column_of(mine, "low"), column_of(mine, "high") - y]).clip(0)
             ax.errorbar(x, y, np.nan_to_num(spread), color=colour, fmt="none", lw=1, capsize=2, alpha=0.6)
-            ax.scatter(x, y, 12 * np.log2(2 * _cells(mine, "steps")), color=colour, alpha=0.8, lw=0, label=WORDS[kind])
+            ax.scatter(
+                x, y, 12 * np.log2(2 * column_of(mine, "steps")), color=colour, alpha=0.8, lw=0, label=WORDS[kind]
+            )
         ax.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
         ax.set_title(titles[event], fontsize=10)
         ax.set_xlabel("foretold probability", fontsize=9)
