@@ -150,14 +150,6 @@ class Basis:
         """Gradient with respect to h [..., H] -> with respect to c [..., K] (chain rule through ``lift``)."""
         return (grad * self.std_H) @ self.lift_KH.T
 
-    def nullspace(self, ids: Sequence[int]) -> Tensor:
-        """Matrix N [H, H]: ``mean + (h - mean) @ N`` has coordinates ``ids`` at 0 (their mean) and the
-        others unchanged.  Idempotent."""
-        self.check(ids)
-        eye = torch.eye(len(self.mean_H), dtype=self.mean_H.dtype, device=self.mean_H.device)
-        i = list(ids)
-        return eye - (self.project_HK[:, i] / self.std_H[:, None]) @ (self.lift_KH[i] * self.std_H)
-
     def check(self, ids: Sequence[int]) -> None:
         """UserError unless every direction id exists and moves something (a neuron that never changed does not)."""
         for i in ids:

@@ -75,11 +75,6 @@ def level_states(options: ProcgenOptions, levels: Sequence[int], likes: Sequence
     return tuple(out)
 
 
-def level_state(options: ProcgenOptions, level: int, like: bytes) -> bytes:
-    """``level_states`` of one."""
-    return level_states(options, [level], [like])[0]
-
-
 def _in_pool_of(snapshot: bytes, like: bytes) -> bytes:
     """A level's first state with the pool of another slot."""
     state, its = state_of(snapshot), state_of(like)

@@ -63,7 +63,6 @@ MOTION = _record(
     ("<i4", "random_agent_start has_useful_vel_info step_rand_int"),
 )  # fmt: skip
 VIEW = _record("main_width main_height out_of_bounds_object", "unit view_dim x_off y_off visibility min_visibility")
-REDRAWN = {"motion": ("center_x", "center_y"), "view": ("unit", "view_dim", "x_off", "y_off")}  # outputs of drawing
 
 # What a game keeps for itself: a record, before or after lists of its own (LISTS), which are left as bytes.
 TAILS: dict[str, np.dtype[Any]] = {

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from core.directions import load_basis
 from core.episodes import RolloutStore
 from tests.browser.test_pages import Opened
 from tests.panel_runs import NAMES, SAMPLES, STEPS, K, P
-from validation.panel.__main__ import STAGE, VIEWS, PanelConfig, check, main, shown_of, write_panel
+from validation.panel.__main__ import STAGE, PanelConfig, ViewName, check, main, shown_of, write_panel
 from validation.panel.contents import together
 from validation.panel.live import Live
 from validation.panel.page import PAGE
@@ -265,7 +265,7 @@ def test_a_figure_for_a_paper(browser: Any, panel_runs: Path, tmp_path: Path) ->
     opened.close()
 
 
-@pytest.mark.parametrize("view", [view for view in VIEWS if view != "all"])
+@pytest.mark.parametrize("view", [view for view in get_args(ViewName) if view != "all"])
 def test_a_figure_of_every_view_is_drawn(view: str, browser: Any, panel_runs: Path, tmp_path: Path) -> None:
     argv = ["build", str(panel_runs), "--only", "2", "0", "--view", view, "--out", str(tmp_path / "figure")]
     main(cli.parse(PanelConfig, [*argv, "--threads", "1"], STAGE))

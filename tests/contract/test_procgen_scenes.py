@@ -20,7 +20,6 @@ from envs.procgen_scenes import (
     Stance,
     built,
     flattened,
-    level_state,
     level_states,
     load_scenes,
     scene_of,
@@ -60,7 +59,7 @@ def test_a_level_on_demand_is_that_level(made: Made, game: str) -> None:
     first = alone.restore(alone.snapshot()).obs["frames"]
     for _ in range(3):
         env.step(np.array([7]))
-    shown = env.restore([level_state(env.options, level, env.snapshot()[0])])
+    shown = env.restore(level_states(env.options, [level], [env.snapshot()[0]]))
     assert shown.truth["level"][0] == level and shown.is_first.all()
     assert np.array_equal(shown.obs["frames"], first)
     for action in (7, 8, 7, 5, 4, 7):
@@ -93,13 +92,13 @@ def test_levels_that_there_are_not_are_refused(made: Made) -> None:
     like = env.snapshot()[0]
     for level in (-1, LAST_LEVEL + 1):
         with pytest.raises(UserError, match="levels have the numbers 0 to"):
-            level_state(env.options, level, like)
+            level_states(env.options, [level], [like])
     with pytest.raises(UserError, match="one level of its own"):
-        level_state(ProcgenOptions(distribution_mode="exploration", num_levels=1), 3, like)
+        level_states(ProcgenOptions(distribution_mode="exploration", num_levels=1), [3], [like])
     with pytest.raises(UserError, match="generated assets"):
-        level_state(ProcgenOptions(use_generated_assets=True), 3, like)
+        level_states(ProcgenOptions(use_generated_assets=True), [3], [like])
     with pytest.raises(UserError, match="a level of climber for a slot of coinrun"):
-        level_state(ProcgenOptions(game="climber"), 3, like)
+        level_states(ProcgenOptions(game="climber"), [3], [like])
 
 
 # Flat ground
@@ -241,7 +240,7 @@ def test_blocks_that_cannot_be_built_are_refused(made: Made, text: str, said: st
 def test_every_scene_of_the_file_can_be_built_at_all_its_values(made: Made, name: str) -> None:
     scene = scene_of(name)
     env = made(scene.game, slots=1, seed=3)
-    base = level_state(env.options, 905, env.snapshot()[0])
+    base = level_states(env.options, [905], [env.snapshot()[0]])[0]
     states = [built(scene, value, base, Stance(0.2, 0.1)) for value in scene.values]
     frames = [env.restore([state]).obs["frames"] for state in states]
     for one, other in zip(frames, frames[1:], strict=False):

@@ -20,7 +20,6 @@ from envs.procgen_state import (
     NEEDED,
     PICTURES,
     PLAYER,
-    REDRAWN,
     SPACE,
     TAILS,
     THINGS,
@@ -192,7 +191,8 @@ def test_generated_assets_have_no_snapshots(made: Made) -> None:
 def test_what_is_worked_out_when_drawing_means_nothing_before(made: Made) -> None:
     env = made(slots=1)
     a = state_of(env.snapshot()[0])
-    for record, names in REDRAWN.items():
+    drawing = {"motion": ("center_x", "center_y"), "view": ("unit", "view_dim", "x_off", "y_off")}
+    for record, names in drawing.items():
         for name in names:
             getattr(a, record)[name] = 0
     drawn = env.step(np.array([4])).obs["frames"]

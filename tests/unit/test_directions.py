@@ -154,26 +154,10 @@ def test_gradcheck(k: int) -> None:
     assert torch.autograd.gradcheck(b.pullback, (h,))
 
 
-@pytest.mark.parametrize("ids", [(0,), (2, 0), ()])
-@both
-def test_nullspace_is_idempotent_and_takes_away_just_that(k: int, ids: tuple[int, ...]) -> None:
-    b, h = basis(k), states(7)
-    n = b.nullspace(ids)
-    torch.testing.assert_close(n @ n, n)
-    after = b.mean_H + (h - b.mean_H) @ n
-    want = b.project(h)
-    want[:, list(ids)] = 0
-    torch.testing.assert_close(b.project(after), want)
-    rest = torch.linalg.svd(b.lift_KH / 1.0).Vh[k:] / b.std_H  # what the directions do not touch
-    torch.testing.assert_close((after - h) @ rest.T, torch.zeros(7, H - k, dtype=torch.float64), atol=1e-12, rtol=0)
-
-
 def test_ids_outside_are_user_errors() -> None:
     for bad in ([3], [0, -1]):
         with pytest.raises(UserError, match="does not exist: the oblique basis has 0 to 2"):
             basis(3).check(bad)
-        with pytest.raises(UserError, match="does not exist"):
-            basis(3).nullspace(bad)
 
 
 def test_save_and_load(tmp_path: Path) -> None:

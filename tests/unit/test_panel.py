@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ from core.episodes import RolloutStore
 from generative.record_samples import RecordSamplesConfig, main as record_samples
 from tests.conftest import write_agent
 from tests.panel_runs import NAMES, SAMPLES, STEPS, K, write_directions
-from validation.panel.__main__ import STAGE, VIEWS, PanelConfig, check, main, shown_of, write_panel
+from validation.panel.__main__ import STAGE, PanelConfig, ViewName, check, main, shown_of, write_panel
 from validation.panel.contents import contents, together
 from validation.panel.first import _evidence, lighter, sentences
 from validation.panel.page import PAGE
@@ -164,7 +164,7 @@ OF_A_VIEW = {  # the kinds of blocks, beside the courses of its samples
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", get_args(ViewName))
 def test_a_figure_of_one_view_holds_what_it_draws_and_no_more(view: str, panel_runs: Path, tmp_path: Path) -> None:
     argv = ["build", str(panel_runs), "--only", "3", "1", "--view", view, "--out", str(tmp_path / "figure")]
     main(cli.parse(PanelConfig, [*argv, "--threads", "1"], STAGE))

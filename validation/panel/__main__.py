@@ -35,7 +35,7 @@ from validation.report.contents import parts_of
 from validation.report.lineage import Chosen, Traced, check_unchanged, choose, traced
 
 STAGE = "panel"
-VIEWS = ("all", "film", "saliency", "path", "courses", "bars")
+ViewName = Literal["all", "film", "saliency", "path", "courses", "bars"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class PanelConfig:
     """everything in panel.html; default: pictures and maps lie beside it, and are read when they are shown"""
     only: tuple[int, ...] = ()
     """ids of samples: a small page of one file with these alone, a figure for a paper"""
-    view: Literal["all", "film", "saliency", "path", "courses", "bars"] = "all"
+    view: ViewName = "all"
     """what --only shows of each"""
     samples: int = 200
     """samples that are shown with frames: those with saliency first"""

@@ -6,7 +6,7 @@ N samples, T steps, K directions, S samples with saliency, Q quantities.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +67,6 @@ class Contents:
 
     facts: dict[str, Any]
     blocks: Iterator[Block]
-    directories: dict[str, Path] = field(default_factory=dict)  # what it was read from
 
 
 def contents(chosen: Chosen, options: Options, out: Path) -> Contents:
@@ -88,10 +87,10 @@ def contents(chosen: Chosen, options: Options, out: Path) -> Contents:
     if "samples" not in there:
         if options.only:
             raise UserError("--only names samples, and there are none; python -m generative.record_samples makes them")
-        return Contents(facts, iter(()), there)
+        return Contents(facts, iter(()))
     known = _known(there, options)
     blocks = _of_samples(chosen, there, known, facts, options)
-    return Contents(facts, blocks, there)
+    return Contents(facts, blocks)
 
 
 def together(chosen: Chosen) -> tuple[dict[str, Path | None], dict[str, str]]:
