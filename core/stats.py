@@ -57,6 +57,13 @@ def few(n_units: int) -> str:
     return ", few" if n_units < FEW_UNITS else ""
 
 
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities, float64, over the last axis."""
+    e = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    out: np.ndarray = e / e.sum(-1, keepdims=True)
+    return out
+
+
 def between(low: float | None, high: float | None, form: str | Callable[[float], str] = ".3g") -> str:
     """An interval as every page and print gives it, after its number: ``" [0.05, 0.2]"``.  An end that so few units
     cannot tell (None or NaN) is ``?``; '' where neither is told.  form: a format, or what makes text of a number."""

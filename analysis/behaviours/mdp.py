@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.stats import jackknifed, left_out, ratios, shares
+from core.stats import jackknifed, left_out, ratios, shares, softmax
 
 RESAMPLES = 1000
 NEVER = 1e-9  # a chance to leave, a step, below which a state may as well last for ever
@@ -76,7 +76,7 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
     def per_episode(state_N: np.ndarray, unit_N: np.ndarray, x_N: np.ndarray | None = None) -> np.ndarray:
         return np.bincount(unit_N * states + state_N, x_N, episodes * states).reshape(episodes, states)
 
-    policy_RA = np.concatenate([_softmax(x) for x in np.split(v.logits_RA, np.cumsum(v.parts)[:-1], 1)], 1)
+    policy_RA = np.concatenate([softmax(x) for x in np.split(v.logits_RA, np.cumsum(v.parts)[:-1], 1)], 1)
     steps_ES, value_ES, entropy_ES = (
         per_episode(state_R, unit_R, x_R) for x_R in (None, v.value_R, _bits(policy_RA).sum(1))
     )
@@ -127,12 +127,6 @@ def aggregate(visits: Visits, clusters: int, seed: int) -> tuple[list[dict[str, 
             elsewhere = [np.nan if to == s else x[p] for x in exits[:3]]
             in_pairs.append(pair | _cells("exit_probability", *elsewhere))
     return rows, in_pairs
-
-
-def _softmax(logits_RA: np.ndarray) -> np.ndarray:
-    shifted_RA = logits_RA - logits_RA.max(1, keepdims=True).astype(np.float64)
-    out: np.ndarray = np.exp(shifted_RA) / np.exp(shifted_RA).sum(1, keepdims=True)
-    return out
 
 
 def _entropy(share_GP: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 
 from agents.recurrent import AgentConfig, RecurrentAgent
 from core.contracts import Shown, UserError
-from core.stats import Estimate
+from core.stats import Estimate, softmax
 from envs.planted import PlantedAgent, PlantedModel, PlantedOptions, planted_simulator, record_planted
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from generative.load import check_world
@@ -19,7 +19,7 @@ from generative.rssm import ModelConfig
 from generative.simulator import simulator_of, teacher_forced
 from validation.fidelity import figures
 from validation.fidelity.__main__ import directions_of
-from validation.fidelity.measures import in_effect, psnr, row, softmax, ssim, ssim_to, total_variation, wasserstein
+from validation.fidelity.measures import in_effect, psnr, row, ssim, ssim_to, total_variation, wasserstein
 from validation.fidelity.pairing import Paired, choose_starts, pair
 from validation.fidelity.tables import compare, forecasts, lives, stretches, survival_rows
 from validation.report.contents import _tried_again

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from core.contracts import Agent
 from core.roll import Recorded, Simulator, one_hot, roll
-from core.stats import ATANH, LOG, Estimate, bootstrap_mean, jackknife, share_of, student
+from core.stats import ATANH, LOG, Estimate, bootstrap_mean, jackknife, share_of, softmax, student
 from generative.fields import as_read
 from generative.simulator import require_finite
 from validation.fidelity.beginnings import begin, rollout, warmed_up
-from validation.fidelity.measures import Row, in_effect, psnr, row, softmax
+from validation.fidelity.measures import Row, in_effect, psnr, row
 from validation.fidelity.pairing import Batch, Paired
 from validation.fidelity.regions import HORIZONS
 

@@ -196,13 +196,6 @@ def wasserstein(a_N: np.ndarray, b_M: np.ndarray) -> float:
     return float(wasserstein_distance(a_N, b_M))
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities, float64, over the last axis."""
-    e = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
-    out: np.ndarray = e / e.sum(-1, keepdims=True)
-    return out
-
-
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Logarithms of the probabilities, float64, over the last axis."""
     from scipy.special import log_softmax as of_scipy

@@ -15,7 +15,7 @@ import numpy as np
 from analysis.shared.directions import changing
 from core.artefacts import Result, finite
 from core.contracts import numbers_of_distinct
-from core.stats import Estimate, bootstrap_mean, difference, not_met, share_of
+from core.stats import Estimate, bootstrap_mean, difference, not_met, share_of, softmax
 from core.two_sample import NO_INTERVAL, frechet, halves, median_width, mmd, told_apart
 from validation.fidelity.counterfactual import Found
 from validation.fidelity.measures import (
@@ -31,7 +31,6 @@ from validation.fidelity.measures import (
     psnr,
     reliability,
     row,
-    softmax,
     total_variation,
     unknown,
     wasserstein,
