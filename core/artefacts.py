@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -137,14 +138,20 @@ def code_version() -> str:
     return head.stdout.strip() + ("+changed" if diff.stdout.strip() else "")
 
 
-def package_versions() -> dict[str, str]:
-    """What this process computes with, by name."""
+@cache
+def _installed() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    return versions
+
+
+def package_versions() -> dict[str, str]:
+    """What this process computes with, by name."""
+    versions = dict(_installed())
     if cuml := sys.modules.get("cuml"):  # RAPIDS' accelerator, which a user has switched on, fits in their place
         versions["cuml"] = str(getattr(cuml, "__version__", "unknown"))
     return versions
