@@ -411,7 +411,7 @@ def altered(pipeline: Path, told: Path, which: str, out: Path, *more: str) -> Ro
         *more, "--data_save_dir", str(out),
     ]  # fmt: skip
     if which == "real":
-        words += ["--agent", f"{pipeline}/agent", "--episodes", "4"]
+        words += ["--agent", f"{pipeline}/agent", "--slots", "4", "--num_steps", "64"]
         record.main(cli.parse(record.RecordConfig, words, record.STAGE))
     else:
         words += ["--simulator", f"{pipeline}/simulator", "--rollouts", f"{pipeline}/rollouts"]

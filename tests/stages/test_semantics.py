@@ -49,7 +49,7 @@ def make_run(root: Path) -> None:
         agent.codebook_C2.copy_(agent.plane(h)[:8])
         agent.codebook_C2[7] = 1e3  # a dead one
     save(root / "agent", agent)
-    argv = [*debug, "--agent", f"{root}/agent", "--out", f"{root}/rollouts", "--truth", "all", "--episodes", "4"]
+    argv = [*debug, "--agent", f"{root}/agent", "--out", f"{root}/rollouts", "--truth", "all", "--num_steps", "150"]
     record.main(cli.parse(record.RecordConfig, argv, record.STAGE))
 
 
