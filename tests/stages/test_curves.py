@@ -189,7 +189,8 @@ def test_what_ships_is_drawn_with_its_evaluation(tmp_path: Path) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Trainings of debug size: one with measurements, one of these stopped and resumed, one without."""
     root = tmp_path_factory.mktemp("trained")
-    small = ["--preset", "debug", "--threads", "1", "--total_steps", "1024"]
+    debug = ["--preset", "debug", "--threads", "1", "--total_steps", "1024"]
+    small = [*debug, "--game", "leaper"]  # its episodes end soon
     every = ["--evaluate_every", "512", "--evaluate_episodes", "4"]
     for name, more in (("whole", every), ("cut", [*every, "--stop_after", "0.001s"]), ("without", [])):
         train.main(cli.parse(train.TrainConfig, [*small, *more, "--out", str(root / name)], train.STAGE))
