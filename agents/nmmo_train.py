@@ -313,9 +313,9 @@ def check(config: NmmoTrainConfig, processes: Processes = ALONE) -> None:
     ppo = config.ppo
     if config.policies is not None:
         raise UserError("-p (--policies) belongs to -m replay; a training starts anew, or goes on with --resume")
-    cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
-                total_steps=ppo.total_steps, size=config.size, evaluate_episodes=config.evaluate_episodes)  # fmt: skip
-    cli.require(0, evaluate_every=config.evaluate_every)
+    ppo.check()
+    cli.require(1, size=config.size, evaluate_episodes=config.evaluate_episodes, checkpoints=config.checkpoints)
+    cli.require(0, evaluate_every=config.evaluate_every, save_minutes=config.save_minutes)
     if ppo.minibatch_of == "steps":
         raise UserError("--minibatch_of steps is for Procgen's agents without a memory")
     slots = ppo.envs * config.env.players

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from core import config as cli
 from core.contracts import Agent
 from core.ranks import ALONE, Processes
 from core.trees import Tree, each, floats, joined, rows_of, unstacked
@@ -60,6 +61,14 @@ class PPOConfig:
     bf16: bool = False
     """run the encoder in bfloat16 in training (several times faster on CPUs with AMX, many times slower on CPUs that
     have no arithmetic for it, where presets leave it off)"""
+
+    def check(self) -> None:
+        """UserError for numbers that mean nothing."""
+        cli.require(1, envs=self.envs, minibatches=self.minibatches, rollout_steps=self.rollout_steps,
+                    epochs=self.epochs, total_steps=self.total_steps)  # fmt: skip
+        cli.require(0, learning_rate=self.learning_rate, entropy_coef=self.entropy_coef, value_coef=self.value_coef)
+        cli.require_shares(gamma=self.gamma, gae_lambda=self.gae_lambda)
+        cli.require_positive(clip=self.clip, max_grad_norm=self.max_grad_norm)
 
 
 @dataclass

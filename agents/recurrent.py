@@ -26,7 +26,7 @@ from agents.networks import (
     strided_blur,
 )
 from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, save_weights, write_json
-from core.config import from_json, to_json
+from core.config import from_json, require, to_json
 from core.contracts import EnvSpec, UserError
 from core.trees import Tree
 from envs.registry import renewed
@@ -146,8 +146,7 @@ class RecurrentAgent(nn.Module):
 
 def _encoder(config: AgentConfig, spec: EnvSpec) -> nn.Sequential:
     """The encoder of a world's observations; UserError if it does not read them."""
-    if config.blocks < 1:
-        raise UserError(f"--blocks must be at least 1, not {config.blocks}")
+    require(1, blocks=config.blocks, embedding_size=config.embedding_size, hidden_size=config.hidden_size)
     shapes, size = {name: field.shape for name, field in spec.obs.items()}, config.embedding_size
     if config.encoder == "mlp":
         for name, shape in shapes.items():

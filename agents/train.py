@@ -302,10 +302,9 @@ def train_agent(
     device, ppo = cli.device_of(config.device), config.ppo
     processes = from_torchrun(ppo.envs, "--envs")
     stop = Stop(config.stop_after, processes)
-    cli.require(1, envs=ppo.envs, minibatches=ppo.minibatches, rollout_steps=ppo.rollout_steps, epochs=ppo.epochs,
-            total_steps=ppo.total_steps, threads=config.threads)  # fmt: skip
-    cli.require(0, seed=config.seed, evaluate_every=config.evaluate_every)
-    cli.require(1, evaluate_episodes=config.evaluate_episodes)
+    ppo.check()
+    cli.require(0, seed=config.seed, evaluate_every=config.evaluate_every, save_minutes=config.save_minutes)
+    cli.require(1, evaluate_episodes=config.evaluate_episodes, checkpoints=config.checkpoints)
     check_minibatches(config.net, ppo, processes)
     torch.set_num_threads(config.threads)
     cli.seed_everything(config.seed)

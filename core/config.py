@@ -17,6 +17,7 @@ import difflib
 import errno
 import io
 import itertools
+import math
 import os
 import random
 import re
@@ -262,25 +263,28 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
     unread = getattr(config, "unread", ())  # inputs that what it is to make has no use for
     for note in (*notes, *_from_the_demo(to_json(config), {k: v for k, v in demo.items() if k not in unread})):
         print(note, file=sys.stderr)
-    _follow_links(config)
+    _check_values(config)
     config = precision.settled(config, bf16_by_preset and "--bf16" not in given)
     if getattr(config, "threads", 1) < 1:
         raise UserError(f"--threads {getattr(config, 'threads')}: at least 1")  # noqa: B009  (not every stage has it)
     return config
 
 
-def _follow_links(config: Any) -> None:
-    """UserError where a path of a configuration leads through links in a circle, which pathlib cannot resolve."""
-    for value in (getattr(config, f.name) for f in dataclasses.fields(config)):
+def _check_values(config: Any) -> None:
+    """UserError where a number of a configuration is not finite, or a path leads through links in a circle, which
+    pathlib cannot resolve."""
+    for name, value in ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config)):
         if dataclasses.is_dataclass(value):
-            _follow_links(value)
-        for path in value if isinstance(value, tuple) else (value,):
+            _check_values(value)
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, float) and not math.isfinite(one):
+                raise UserError(f"--{name} must be a finite number, not {one}")
             try:
-                if isinstance(path, Path):
-                    path.stat()
+                if isinstance(one, Path):
+                    one.stat()
             except OSError as error:
                 if error.errno == errno.ELOOP:
-                    raise refused(error, path) or error from None
+                    raise refused(error, one) or error from None
 
 
 def whole_number(word: str) -> int:
@@ -456,6 +460,20 @@ def require(at_least: int, **numbers: float) -> None:
     for name, number in numbers.items():
         if number < at_least:
             raise UserError(f"--{name} must be at least {at_least}, not {number}")
+
+
+def require_positive(**numbers: float) -> None:
+    """UserError naming the first flag whose number is not above 0."""
+    for name, number in numbers.items():
+        if not number > 0:
+            raise UserError(f"--{name} must be above 0, not {number:g}")
+
+
+def require_shares(**numbers: float) -> None:
+    """UserError naming the first flag whose number does not lie between 0 and 1."""
+    for name, number in numbers.items():
+        if not 0 <= number <= 1:
+            raise UserError(f"--{name} must lie between 0 and 1, not {number:g}")
 
 
 def device_of(name: str) -> torch.device:

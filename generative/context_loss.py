@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from core import config as cli
 from core.contracts import UserError
 from core.roll import Simulator, gumbel, one_hot
 from core.trees import each, joined, unflatten
@@ -27,7 +28,6 @@ from generative.losses import (
     Batch,
     LossConfig,
     agent_loss,
-    require_shares,
     seen_by_agent,
     states_before,
     uniformity,
@@ -75,7 +75,9 @@ class ContextLossConfig:
 
     def check(self) -> None:
         """UserError for settings that mean nothing."""
-        require_shares(motion_share=self.motion_share, decisive_share=self.decisive_share, agent_from=self.agent_from)
+        cli.require_shares(
+            motion_share=self.motion_share, decisive_share=self.decisive_share, agent_from=self.agent_from
+        )
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, float) and value < 0:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from core import config as cli
 from core.contracts import Agent, UserError
 from core.roll import Simulator, gumbel, one_hot
 from core.trees import Tree, each, flatten, rows_of, unflatten
@@ -55,19 +56,11 @@ class LossConfig:
 
     def check(self) -> None:
         """UserError for settings that mean nothing."""
-        if not self.image_std > 0:
-            raise UserError(f"--image_std must be above 0, not {self.image_std:g}")
-        require_shares(kl_balance=self.kl_balance, open_loop_share=self.open_loop_share)
+        cli.require_positive(image_std=self.image_std)
+        cli.require_shares(kl_balance=self.kl_balance, open_loop_share=self.open_loop_share)
         for f in fields(self):
             if f.name.endswith("_weight") and getattr(self, f.name) < 0:
                 raise UserError(f"--{f.name} must be at least 0, not {getattr(self, f.name):g}")
-
-
-def require_shares(**settings: float) -> None:
-    """UserError where one does not lie between 0 and 1."""
-    for name, value in settings.items():
-        if not 0 <= value <= 1:
-            raise UserError(f"--{name} is a share: it lies between 0 and 1, and is not {value:g}")
 
 
 @dataclass(frozen=True)

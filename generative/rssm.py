@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from core.config import require
 from core.contracts import UserError
 from core.roll import hot
 from generative.nets import CELLS, ChannelNorm, Flat, conv, from_map, mlp, to_map
@@ -61,6 +62,10 @@ class ModelConfig:
     that a reward which ends the episode is foretold as an ending without one, too)"""
 
     def __post_init__(self) -> None:
+        require(1, deterministic_size=self.deterministic_size, hidden_size=self.hidden_size, groups=self.groups,
+                    classes=self.classes, depth=self.depth, latent_size=self.latent_size)  # fmt: skip
+        require(0, head_layers=self.head_layers, reach_rows=self.reach_rows, reach_columns=self.reach_columns,
+                    trunk_blocks=self.trunk_blocks)  # fmt: skip
         if self.motions not in (1, 2):
             raise UserError(f"--motions is 1 or 2, not {self.motions}")
         for name in ("deterministic_size", "groups", "latent_size"):

@@ -344,7 +344,9 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
     cli.require(2, initial_frames=initial, steps=optim.steps)
     cli.require(1, batch=optim.batch, updates=optim.updates, threads=config.threads,
             validate_every=config.validate_every, validation_windows=config.validation_windows)  # fmt: skip
-    cli.require(0, seed=config.seed, warm_up=optim.warm_up, video_every=config.video_every)
+    cli.require(0, seed=config.seed, warm_up=optim.warm_up, video_every=config.video_every,
+                learning_rate=optim.learning_rate, save_minutes=config.save_minutes)  # fmt: skip
+    cli.require_positive(max_grad_norm=optim.max_grad_norm)
     if not 0 <= config.branch_share < 1:
         raise UserError(f"--branch_share must be at least 0 and below 1, not {config.branch_share}")
     if config.branch_share and not facts.get("branches"):
@@ -360,16 +362,13 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
             )
         cli.require(2, outcome_windows=learned.outcome_windows)
         cli.require(1, outcome_steps=learned.outcome_steps, outcome_passes=learned.outcome_passes)
-        if not learned.outcome_rate > 0:
-            raise UserError(f"--outcome_rate must be above 0, not {learned.outcome_rate:g}")
+        cli.require_positive(outcome_rate=learned.outcome_rate)
     cli.require(0, outcome_windows=config.outcomes.outcome_windows, outcome_endings=config.outcomes.outcome_endings)
     config.loss.check()
     config.context.check()
     if config.model.layout != "context" and config.context != ContextLossConfig():
         given = [f.name for f in fields(config.context) if getattr(config.context, f.name) != f.default]
         raise UserError(f"--{given[0]} is of --layout context, not of {config.model.layout}")
-    if optim.learning_rate < 0:
-        raise UserError(f"--learning_rate must be at least 0, not {optim.learning_rate:g}")
     if not 0 < config.validation_share < 1:
         raise UserError(f"--validation_share must lie between 0 and 1, not {config.validation_share}")
     if not 0 <= optim.average < 1:

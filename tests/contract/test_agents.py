@@ -508,6 +508,8 @@ def test_misfits_are_user_errors(tmp_path: Path) -> None:
         RecurrentAgent(AgentConfig(encoder="strided"), EnvSpec(env_id="x", obs=frames, action_names=("a",), slots=1))
     with pytest.raises(UserError, match="--blocks must be at least 1, not 0"):
         RecurrentAgent(AgentConfig(encoder="mlp", blocks=0), VECTOR)
+    with pytest.raises(UserError, match="--hidden_size must be at least 1, not 0"):
+        RecurrentAgent(AgentConfig(encoder="mlp", hidden_size=0), VECTOR)
     with pytest.raises(UserError, match="encoder 'impala' does not read x of shape"):
         RecurrentAgent(AgentConfig(encoder="impala"), VECTOR)
     with pytest.raises(UserError, match="encoder 'mlp' does not read frames"):

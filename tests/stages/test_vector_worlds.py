@@ -538,7 +538,8 @@ def test_what_was_trained_on_is_not_held_out_again(
         ({"feedback": ()}, "--feedback takes steps from 1 on"),
         ({"feedback": (2, 1), "feedback_shares": (0.5, 0.5)}, "each more than the one before"),
         ({"positive_weight": 0.0}, "--positive_weight must be above 0"),
-        ({"noise_std": -1.0}, "--noise_std must be at least 0"), ({"agent_from": 2.0}, "--agent_from is a share"),
+        ({"noise_std": -1.0}, "--noise_std must be at least 0"),
+        ({"agent_from": 2.0}, "--agent_from must lie between 0 and 1, not 2"),
     ],
 )  # fmt: skip
 def test_settings_of_a_context_that_mean_nothing_are_one_line(settings: dict[str, Any], said: str) -> None:
@@ -551,8 +552,12 @@ def test_settings_of_a_context_that_mean_nothing_are_one_line(settings: dict[str
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--kl_balance", "3"), "--kl_balance is a share"), (("--learning_rate", "-1"), "must be at least 0, not -1"),
+        (("--kl_balance", "3"), "--kl_balance must lie between 0 and 1, not 3"),
+        (("--learning_rate", "-1"), "must be at least 0, not -1"),
         (("--noise_std", "0.1"), "--noise_std is of --layout context, not of vector"),
+        (("--max_grad_norm", "-1"), "--max_grad_norm must be above 0, not -1"),
+        (("--latent_size", "0"), "--latent_size must be at least 1, not 0"),
+        (("--classes", "0"), "--classes must be at least 1, not 0"),
     ],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_one_line(

@@ -228,6 +228,8 @@ def test_shipped_presets_are_legal(name: str) -> None:
         (["--preset", "nonsense"], "no preset 'nonsense'"),
         (["--config", "nowhere.json"], "nowhere.json: no such file"),
         (["--config"], "--config needs a value"),
+        (["--scale", "nan"], "--scale must be a finite number, not nan"),
+        (["--amounts", "1", "inf"], "--amounts must be a finite number, not inf"),
     ],
 )
 def test_mistakes_exit_2_with_one_line(argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:

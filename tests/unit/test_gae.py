@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from agents.ppo import RewardScale, gae
+from agents.ppo import PPOConfig, RewardScale, gae
+from core.contracts import UserError
 
 numbers = st.integers(0, 2**31 - 1)
 
@@ -64,3 +66,13 @@ def test_reward_scale_is_the_spread_of_whole_discounted_returns(seed: int, envs:
 def test_reward_scale_clips() -> None:
     scale = RewardScale(0.99, np.zeros(2), np.ones(2))
     assert scale(np.array([1e6, -1e6]), np.array([False, False])).tolist() == [10, -10]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("learning_rate", -1.0), ("gamma", 2.0), ("gae_lambda", -0.1), ("clip", 0.0), ("max_grad_norm", -1.0)],
+)
+def test_numbers_that_mean_nothing_are_refused(name: str, value: float) -> None:
+    PPOConfig().check()
+    with pytest.raises(UserError, match=f"--{name} must"):
+        PPOConfig(**{name: value}).check()  # type: ignore[arg-type]
