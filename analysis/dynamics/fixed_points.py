@@ -46,7 +46,7 @@ def search(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterat
         if (settled | lost).all():
             break
         normal = slope.transpose(1, 2) @ slope
-        move = torch.linalg.solve(normal + damping * eye, -gradient[..., None])[..., 0] * std_H
+        move = solve(normal + damping * eye, -gradient) * std_H
         move = torch.where((settled | lost)[:, None], 0.0, move)
         tried_after, tried_jacobian = memory.with_jacobian(e_BE, h + move)
         tried = speed_of(tried_after, h + move)
@@ -57,6 +57,12 @@ def search(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterat
         jacobian = torch.where(better[:, None, None], tried_jacobian, jacobian)
         speed = torch.where(better, tried, speed)
     return Search(h, speed, settled & (((h - start) / std_H).abs().amax(1) <= LOST))
+
+
+def solve(a_BHH: Tensor, b_BH: Tensor) -> Tensor:
+    """x of a x = b, one system after the other: torch's batched solve fails on several CPU threads beyond 150 unknowns
+    (pytorch/pytorch#142815: "Pivots given to lu_solve")."""
+    return torch.stack([torch.linalg.solve(a_HH, b_H) for a_HH, b_H in zip(a_BHH, b_BH, strict=True)])
 
 
 def distinct(h_NH: Tensor, speed_N: Tensor, std_H: Tensor, merge: float) -> list[int]:

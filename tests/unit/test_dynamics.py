@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from analysis.dynamics.config import DynamicsConfig
 from analysis.dynamics.figures import draw_eigenvalues, draw_points
-from analysis.dynamics.fixed_points import distinct, search, settle
+from analysis.dynamics.fixed_points import distinct, search, settle, solve
 from analysis.dynamics.inputs import Recorded, Still
 from analysis.dynamics.lyapunov import lyapunov
 from analysis.dynamics.modes import attractor, modes, period, persistence, stability, time_constant
@@ -97,6 +97,18 @@ def test_a_ghost_of_a_saddle_node_is_slow_and_not_fixed() -> None:
 def test_search_that_runs_away_is_not_settled() -> None:
     _, _, settled = found(toy(lambda h: h + torch.exp(-h), 1), [[0.0]])
     assert not settled.any()
+
+
+def test_large_systems_are_solved_by_several_threads() -> None:
+    """Above 150 unknowns torch's batched solve raises there (pytorch/pytorch#142815)."""
+    a_BHH = torch.eye(160, dtype=torch.float64).repeat(2, 1, 1) * torch.tensor([2.0, 4.0])[:, None, None]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        x_BH = solve(a_BHH, torch.ones(2, 160, dtype=torch.float64))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(x_BH, torch.tensor([0.5, 0.25], dtype=torch.float64)[:, None].expand(2, 160))
 
 
 def test_jacobian_is_exact_and_rows_do_not_touch() -> None:
