@@ -123,7 +123,7 @@ def policies_in(path: Path) -> dict[str, Path]:
     """Name -> run directory of every policy in a directory (or of the one that it is); UserError if there is none."""
     path = Path(path)
     if not path.is_dir():
-        raise UserError(f"{path}: no such directory of policies")
+        raise UserError(f"{path}: no such directory of policies; python train.py nmmo -a hybrid makes one")
     if (path / "policy.json").exists():
         found = {path.resolve().name: path}
     else:

@@ -187,7 +187,7 @@ def list_policies(policies: Path) -> None:
     try:
         print(listed(policies))
     except UserError as error:
-        print(f"{error}; python train.py nmmo -a hybrid makes one")
+        print(error)
         if BUNDLED.is_dir():
             print(listed(BUNDLED))
 
@@ -209,6 +209,8 @@ def chosen(config: ExtractConfig) -> tuple[dict[str, Path], str]:
     path = Path(wanted)
     if (path / "policy.json").exists():
         mine = {path.name: path}
+    elif len(path.parts) > 1:
+        raise UserError(f"-p {wanted}: no run directory of one policy; give one, such as {BUNDLED / 'hybrid'}")
     else:
         there = policies_in(config.policies)
         if wanted not in there:

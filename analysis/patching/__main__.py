@@ -80,7 +80,7 @@ def main(config: PatchingConfig) -> None:
                 "record it with record.py or analysis.extract_activations"
             )
         groups_E = groups_of(store)
-        unit = choose_unit(groups_E, config.unit, least_units(ALPHA))
+        unit = choose_unit(groups_E, config.unit, least_units(ALPHA), store.path)
         steps = draw_steps(store, config, groups_E[unit], rng)
         ends_E = np.minimum(store.steps, store.rows)
         some_E = rng.permutation(np.flatnonzero(ends_E > 0))

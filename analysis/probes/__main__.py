@@ -151,7 +151,7 @@ def main(config: ProbesConfig) -> None:
         require_change(rows.quantities, config.targets, store)
         codes = codes_among(rows.quantities, targets, names_of_classes(config, store))
         numbers = numbers_among(targets, codes, config, bool(words))
-        unit = choose_unit(rows.groups, config.unit, max(2 * config.folds, least_units(ALPHA, "permutation")))
+        unit = unit_of(rows.groups, config, store.path)
         if agent is not None:
             check_states(agent, store)
             found = baselines_of(agent, store, rows.index_N2, rows.time_N, config.previous, config.seed)
@@ -375,7 +375,7 @@ def one_table(
         quantities = {t: value_of(chosen, t, time_N) for t in targets}
         require_change(quantities, config.targets, store)
         groups = groups_along(store, index_N2)
-        unit = choose_unit(groups, config.unit, max(2 * config.folds, least_units(ALPHA, "permutation")))
+        unit = unit_of(groups, config, path)
         unit_N = np.unique(groups[unit], return_inverse=True)[1]
         inputs = inputs_of(words, store, agent, chosen.step_E, time_N, config.seed)
         of_classes = names_of_classes(config, store)
@@ -383,6 +383,13 @@ def one_table(
         if not scored:
             raise UserError(f"{path}: no quantity varies in {2 * config.folds} units ({unit}) or more; record more")
         return inputs, input_rows(scored, config), advantage_rows(scored, inputs, config)
+
+
+def unit_of(groups: Mapping[str, np.ndarray], config: ProbesConfig, path: Path) -> str:
+    """What is held out and resampled whole of a recording."""
+    least = max(2 * config.folds, least_units(ALPHA, "permutation"))
+    fewer = f"use fewer --folds ({LEAST_FOLDS} need {2 * LEAST_FOLDS})" if config.folds > LEAST_FOLDS else ""
+    return choose_unit(groups, config.unit, least, path, fewer)
 
 
 def checked(store: RolloutStore) -> None:

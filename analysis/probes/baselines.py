@@ -83,7 +83,8 @@ def seen_by(
     row).  alone: also what it makes of each observation alone.  UserError where it does not read these observations."""
     fields = list(agent.spec.obs)
     if dict(agent.spec.obs) != dict(store.spec.obs) or any(f"obs/{f}" not in store.column_names for f in fields):
-        raise UserError(f"{name} does not read the observations of {store.path}")
+        raise UserError(f"{name} does not read the observations of {store.path}; give an agent of the same world, that "
+                        "sees the same of it")  # fmt: skip
     device = next(leaves(agent.initial(1))).device
     episodes, first, counts = np.unique(index_N2[:, 0], return_index=True, return_counts=True)
     last = index_N2[first + counts - 1, 1]

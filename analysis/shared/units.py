@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -93,17 +94,19 @@ def groups_of(store: RolloutStore) -> dict[str, np.ndarray]:
     return out
 
 
-def choose_unit(groups: Mapping[str, np.ndarray], asked: Unit, least: int) -> str:
-    """The name of the group that is held out and resampled whole; UserError if there are too few of it."""
+def choose_unit(groups: Mapping[str, np.ndarray], asked: Unit, least: int, of: Path, fewer: str = "") -> str:
+    """The name of the group that is held out and resampled whole; UserError if there are too few of it.  of: the
+    recording; fewer: what else than more of them would do."""
     sizes = {name: len(np.unique(of)) for name, of in groups.items()}
     if asked == "auto":
         asked = next((u for u in COARSE if sizes.get(u, 0) >= ENOUGH_UNITS), "life")
     if asked not in sizes:
         raise UserError(f"--unit {asked}: the episodes' meta does not say it; use life")
     if sizes[asked] < least:
+        enough = [f"use --unit {name}" for name, n in sizes.items() if n >= least]
         raise UserError(
-            f"{sizes[asked]} units ({asked}) are too few; at least {least} are needed: record more, or use another "
-            "--unit or fewer --folds"
+            f"{of}: {sizes[asked]} units ({asked}) are too few; at least {least} are needed: "
+            + ", or ".join(["record more", *enough, *([fewer] if fewer else [])])
         )
     return asked
 

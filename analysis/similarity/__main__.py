@@ -106,7 +106,8 @@ def main(config: SimilarityConfig) -> None:
             raise UserError(f"{config.rollouts} are simulated; --rollouts takes real ones (record.py)")
         for name, agent in agents.items():
             if dict(agent.spec.obs) != dict(store.spec.obs):
-                raise UserError(f"{name} does not read the observations of {config.rollouts}")
+                raise UserError(f"{name} does not read the observations of {config.rollouts}; compare agents of the "
+                                "same world, that see the same of it")  # fmt: skip
             if agent.spec.action_names != store.spec.action_names:
                 raise UserError(f"{name} does not have the actions of {config.rollouts}, so choices cannot be compared")
         usable = [e for e in range(len(store)) if min(store.steps[e], store.rows[e]) > config.first_step]

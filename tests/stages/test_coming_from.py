@@ -277,6 +277,8 @@ def test_a_smoke_test_alone_takes_what_there_is(
 
     with pytest.raises(UserError, match="runs/policies: no such directory of policies"):
         policy("--smoke-test")
+    with pytest.raises(UserError, match="-p runs/other/hybrid: no run directory of one policy; give one, such as"):
+        policy("-p", "runs/other/hybrid")
     (tmp_path / "bundles").symlink_to(ROOT / "bundles")
     assert policy("--smoke-test") == "hybrid"
     assert "from the bundle: -p bundles/nmmo-demo/policies/hybrid" in capsys.readouterr().err

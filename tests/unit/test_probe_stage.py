@@ -357,20 +357,22 @@ def test_auroc_is_scikit_learns_with_weights_and_ties() -> None:
 
 def test_units_are_chosen_large_and_refused_when_few() -> None:
     many, few = np.arange(40) % 12, np.arange(40) % 3
-    assert choose_unit({"life": np.arange(40), "world": many, "map": few}, "auto", 5) == "world"
-    assert choose_unit({"life": np.arange(40), "world": many, "map": many}, "auto", 5) == "map"
-    assert choose_unit({"life": np.arange(40)}, "auto", 5) == "life"
-    with pytest.raises(UserError, match=r"3 units \(map\) are too few; at least 5"):
-        choose_unit({"life": np.arange(40), "map": few}, "map", 5)
+    assert choose_unit({"life": np.arange(40), "world": many, "map": few}, "auto", 5, Path("runs/x")) == "world"
+    assert choose_unit({"life": np.arange(40), "world": many, "map": many}, "auto", 5, Path("runs/x")) == "map"
+    assert choose_unit({"life": np.arange(40)}, "auto", 5, Path("runs/x")) == "life"
+    with pytest.raises(
+        UserError, match=r"runs/x: 3 units \(map\) are too few; at least 5 .* record more, or use --unit life"
+    ):
+        choose_unit({"life": np.arange(40), "map": few}, "map", 5, Path("runs/x"))
     with pytest.raises(UserError, match="--unit world: the episodes' meta does not say it"):
-        choose_unit({"life": np.arange(40)}, "world", 5)
+        choose_unit({"life": np.arange(40)}, "world", 5, Path("runs/x"))
     assert least_units(0.05, "permutation") == 4
     assert [kind_of(np.array(v)) for v in ([1.0, 1.0], [0.0, 2.0], [0.0, 1.0, 2.0])] == ["constant", "binary", "number"]
 
 
 def test_lives_of_few_levels_are_said_to_share_them() -> None:
     groups = {"life": np.arange(40), "level": np.arange(40) % 6}
-    unit = choose_unit(groups, "auto", 5)
+    unit = choose_unit(groups, "auto", 5, Path("runs/x"))
     said = say_shared(shared_by(groups, unit), unit)
     assert unit == "life" and "these lives share 6 level(s)" in said and "--unit level" in said
     assert say_shared(shared_by(groups, "level"), "level") == ""
