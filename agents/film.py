@@ -207,8 +207,7 @@ def directions_of(config: FilmConfig, agent: str | None) -> list[Direction]:
 
 def main(config: FilmConfig) -> None:
     cli.require(1, steps=1 if config.steps is None else config.steps)
-    if not config.fps > 0:
-        raise UserError(f"--fps must be above 0, not {config.fps}")
+    cli.require_positive(fps=config.fps)
     if config.format == "mp4":
         check_video("--format gif")
     inputs = artefacts.Inputs({

@@ -190,7 +190,8 @@ def _recorded(obs: Mapping[str, np.ndarray], part: Mapping[str, np.ndarray], spe
         raise UserError(f"{where} has no transition")
     flat = action.reshape(steps, len(parts))
     if (flat < 0).any() or (flat >= parts).any():
-        raise UserError(f"{where} has an action outside 0 to {(parts - 1).tolist()}, which {spec.env_id} does not have")
+        last = ", ".join(map(str, parts - 1))
+        raise UserError(f"{where} has an action outside 0 to {last}, which {spec.env_id} does not have")
     paid = np.asarray(part["reward"])
     if paid.shape != (steps,):
         raise UserError(f"{where}: reward is {list(paid.shape)}; it must be {steps} numbers, one a transition")

@@ -36,7 +36,6 @@ if not __package__:  # run by its path, where the imports below fail
 import sys
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from analysis.coupling.config import CouplingConfig
@@ -70,8 +69,7 @@ def check(config: CouplingConfig) -> None:
         raise UserError(f"--alpha {config.alpha:g} is not between 0 and 1")
     whole = {k: getattr(config, k) for k in ("max_directions", "batch_size", "most_states", "seed")}
     cli.require(0, **whole)
-    if not 0 < config.memory_gb < np.inf:
-        raise UserError(f"--memory_gb {config.memory_gb:g} must be above 0")
+    cli.require_positive(memory_gb=config.memory_gb)
     cli.require(99, permutations=config.permutations, resamples=config.resamples)
     require_draws(config.permutations, config.alpha)
     if config.samples_per_behaviour < (need := least_units(config.alpha, MEAN)):

@@ -81,8 +81,7 @@ def check(config: SaliencyConfig) -> None:
     if not 0 <= config.target_step <= config.steps:
         raise UserError(f"--target_step {config.target_step} is not between 0 and --steps {config.steps}")
     cli.require(0, seed=config.seed)
-    if not 0 < config.memory_gb < np.inf:
-        raise UserError(f"--memory_gb {config.memory_gb:g} must be above 0")
+    cli.require_positive(memory_gb=config.memory_gb)
     if config.copies < 1 or not 0 <= config.noise < np.inf or config.integrated_steps < 0 or config.batch_size < 0:
         raise UserError("--copies must be at least 1; --noise, --integrated_steps and --batch_size not negative")
     if (config.copies > 1) != (config.noise > 0):

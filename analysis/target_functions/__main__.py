@@ -54,8 +54,7 @@ def check(config: TargetFunctionsConfig) -> None:
                 threads=config.threads)  # fmt: skip
     cli.require(2, samples=config.samples)
     cli.require(0, noisy=config.noisy, drawn=config.drawn, seed=config.seed, prior_weight=config.prior_weight)
-    if not config.learning_rate > 0:
-        raise UserError(f"--learning_rate must be above 0, not {config.learning_rate}")
+    cli.require_positive(learning_rate=config.learning_rate, memory_gb=config.memory_gb)
     if not 0 <= config.first_step <= config.steps:
         raise UserError(f"--first_step {config.first_step} is not between 0 and --steps {config.steps}")
     if config.video and config.drawn:

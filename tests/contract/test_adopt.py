@@ -844,7 +844,7 @@ def test_bad_rollouts_are_one_line(cartpole: tuple[Path, Any, list[Episode]]) ->
         (with_one("reward", lambda x: x[:5]), "reward has 5 rows, action has"),
         (
             with_one("action", lambda x: x + 1),
-            r"has an action outside 0 to \[1\], which gymnasium/CartPole",
+            r"has an action outside 0 to 1, which gymnasium/CartPole",
         ),
         (with_one("action", lambda x: x.astype(float)), "action is float64 .*; it must be whole numbers"),
         ({k: v[:0] for k, v in good.items()}, "holds no transitions"),

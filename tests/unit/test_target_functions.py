@@ -439,6 +439,13 @@ def test_a_target_that_cannot_be_read_is_an_empty_row_with_its_reason(
         search.compute(planted_32, [ends_early(0)], starts, config)
 
 
+@pytest.mark.parametrize("name", ["memory_gb", "learning_rate"])
+def test_what_must_be_above_0_is_refused(name: str) -> None:
+    tf.check(CONFIG)
+    with pytest.raises(UserError, match=f"--{name} must be above 0, not -1"):
+        tf.check(replace(CONFIG, **{name: -1.0}))
+
+
 def test_a_population_of_one_latent_is_refused() -> None:
     with pytest.raises(UserError, match="tells no window from another: all 5 latents are the same"):
         Population.of(torch.full((5, 3), 0.25))
