@@ -540,6 +540,13 @@ class CraftaxEnv:
         self._ready[:] = False
         return self._show_unmoved()
 
+    def _most(self, need: str, records: np.ndarray) -> int:
+        """The most that a need can be in every one of the states: 9, and in the full game by what the player has
+        trained."""
+        places, (base, each) = self._program.places, (8, 1) if need == "health" else (7, 2)
+        trained = ("state", "player_strength" if need == "health" else "player_dexterity")
+        return base + each * (int(records[f"leaf_{places[trained]}"].min()) if trained in places else 1)
+
     def edited(self, states: Sequence[bytes], name: str, value: float) -> tuple[bytes, ...]:
         """Snapshots in which a need, a counter, another number of the player or a number of things it carries is
         another (core.contracts.Editable)."""
@@ -559,6 +566,12 @@ class CraftaxEnv:
         if kind in "iu" and not (bounds := np.iinfo(self._program.leaves[leaf].dtype)).min <= value <= bounds.max:
             raise UserError(f"{self.spec.env_id}: {name} lies between {bounds.min} and {bounds.max}, not at {value:g}")
         records = np.frombuffer(b"".join(states), self._program.record).copy()
+        if name in INTRINSICS:
+            most = self._most(name, records)
+            if not 0 <= value <= most:
+                raise UserError(
+                    f"{self.spec.env_id}: {name} lies between 0 and {most} at these states, not at {value:g}"
+                )
         records[f"leaf_{leaf}"] = value
         return tuple(row.tobytes() for row in records)
 

@@ -473,6 +473,9 @@ def test_a_number_of_craftax_can_be_set_and_all_else_stays() -> None:
         masked.edited(states, "row", 3)
     with pytest.raises(UserError, match="health is a whole number, not 2.5"):
         masked.edited(states, "health", 2.5)
+    for name, value in (("health", 200), ("food", -1)):  # which no state of the game has
+        with pytest.raises(UserError, match=f"{name} lies between 0 and 9 at these states, not at {value}"):
+            masked.edited(states, name, value)
     with pytest.raises(UserError, match="health lies between .* not at 1e"):
         masked.edited(states, "health", 1e12)
     with pytest.raises(UserError, match="is_sleeping is 0 or 1, not 2"):
