@@ -7,7 +7,7 @@ analysis.shared.directions' work; this is what recorder, simulator and intervent
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,13 @@ def direction_of(word: str, kind: str) -> tuple[str, int] | None:
     basis ``kind``, ``direction_5`` and ``5``."""
     found = re.fullmatch(NAME, word)
     return found and (kind if found[1] in (None, "direction") else found[1], int(found[2]))
+
+
+def require_room(basis: Basis, shifts: Mapping[int, float], where: str) -> None:
+    """UserError for an amount that no number of the hidden state can hold."""
+    for i, by in shifts.items():
+        if not basis.lift_change(torch.eye(basis.size)[i].to(basis.lift_KH) * by).isfinite().all():
+            raise UserError(f"{where} {name_of(basis.kind, i)}={by:g} is more than the hidden state can hold")
 
 
 def direction_ids(words: Sequence[str], of: str | Basis, what: str) -> list[int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from core.conditions import Where, behaviours_in, check_behaviours, parse_conditions
 from core.contracts import Intervention, UserError
-from core.directions import Basis, direction_ids, direction_of, load_basis, name_of
+from core.directions import Basis, direction_ids, direction_of, load_basis, name_of, require_room
 from core.roll import apply_interventions
 from core.when import load_rule
 
@@ -237,9 +237,7 @@ def build(
     if twice:
         raise UserError(f"direction {name_of(basis.kind, twice[0])} is named twice in --swap_directions_from/_to")
     basis.check([*named, *shifts])
-    for shifted, by in shifts.items():
-        if not basis.lift_change(torch.eye(basis.size)[shifted].to(basis.lift_KH) * by).isfinite().all():
-            raise UserError(f"--shift {name_of(basis.kind, shifted)}={by:g} is more than the hidden state can hold")
+    require_room(basis, shifts, "--shift")
     basis = basis.to(device)
     out: list[Intervention] = []
     if pairs:

@@ -1148,6 +1148,7 @@ def test_a_patch_has_two_sides(planted):
         ("shift 5", "shift takes DIRECTION=AMOUNT, as in shift planted:5=2"),
         ("shift 5=1 6", "shift takes DIRECTION=AMOUNT"),
         ("shift all", "shift takes DIRECTION=AMOUNT"),
+        ("shift 5 by 1e40", "planted:5=1e+40 is more than the hidden state can hold"),
         ("shift 5=far", "not a number"),
         ("shift 5=nan", "not finite"),
         ("shift 5=1 5=2", "names direction planted:5 twice"),

@@ -58,7 +58,7 @@ from torch import Tensor
 from core.conditions import Condition, Where, parse_conditions
 from core.config import nearest
 from core.contracts import Intervention, UserError
-from core.directions import Basis, direction_ids, direction_of, name_of
+from core.directions import Basis, direction_ids, direction_of, name_of, require_room
 from core.interventions import AtSteps, Nullspace, Resample, Shift, Swap, When
 from core.when import Rule
 from envs.procgen_edits import PICTURELESS, VERBS, Edit, parse_edit
@@ -416,7 +416,10 @@ def _targets(
         raise UserError(f"{where}: an amount is not a number") from None
     if not all(abs(a) < float("inf") for a in amounts):
         raise UserError(f"{where}: an amount is not finite")
-    return direction_ids([i for i, _ in found], basis, where), amounts
+    ids = direction_ids([i for i, _ in found], basis, where)
+    basis.check(ids)
+    require_room(basis, dict(zip(ids, amounts, strict=True)), f"{where}:")
+    return ids, amounts
 
 
 def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:
