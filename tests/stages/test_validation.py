@@ -250,6 +250,7 @@ def test_a_study_file_is_a_study_and_says_what_it_was(dirs):
         ({"hypotheses": ["collapse 1 necessary for jmup"], "events": ["jump: action == up"]}, "did you mean jump?"),
         ({"hypotheses": ["shift 1=1 on valeu"]}, "cannot read 'on valeu'"),
         ({"hypotheses": ["shift 1=1 on prob:uup"]}, "no quantity 'prob:uup' (did you mean prob:up?)"),
+        ({"hypotheses": ["shift 1=1 on event:eats"]}, "or define it: --events 'eats: CONDITION'; there are:"),
         ({"events": ["jump: action == uup"]}, "no action 'uup' (did you mean up?); there are columns: value"),
         ([], "holds no configuration"),
     ],

@@ -127,7 +127,11 @@ def claimed(h: Claim, known: Sequence[str], kind: str, horizon: int) -> str:
     found = [q for q in known if q.startswith(f"{on}@")]
     if not found:
         late = list(dict.fromkeys(q.partition("@")[0] for q in known if is_late(q)))
-        raise UserError(f"hypothesis {h.name!r}: no quantity {on!r}{nearest(on, late)}; there are: {', '.join(late)}")
+        measure, _, event = on.partition(":")
+        define = f", or define it: --events '{event}: CONDITION'" if measure in ("event", "rate") else ""
+        raise UserError(
+            f"hypothesis {h.name!r}: no quantity {on!r}{nearest(on, late)}{define}; there are: {', '.join(late)}"
+        )
     return found[0]
 
 
