@@ -254,6 +254,9 @@ def test_the_stage_says_what_was_seen_and_foretold(tmp_path: Path, capsys: pytes
     (need,) = result.tables["needs"]
     assert (need["event"], need["role"], need["claimed"]) == ("jump_started", "necessary", True)
     assert "is necessary for 'jump_started'" in claims[4]["text"]
+    assert "unaltered/first:jump_started" in result.arrays  # when it comes is told in the claim, and judged nowhere
+    assert need["horizon"] == 2 and need["contrary_n"] > 0
+    assert not any(row["quantity"].startswith("first:") for row in result.tables["effects"])
     said = capsys.readouterr().out
     assert "'remove crate' changes reward plus value after 2 steps" in said and "foretold" in said
     for name in ("effects.png", "frames.png", "effects.csv"):

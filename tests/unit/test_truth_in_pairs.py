@@ -18,8 +18,8 @@ from validation.hypotheses.grammar import parse_hypothesis
 from validation.interventions.alone import alone, names_told
 from validation.interventions.bench import _across
 from validation.interventions.options import StudyOptions, parse_study
-from validation.interventions.world_edits import altered, parse_world_edits, world_edit_rows
-from validation.paired.course import Measures, quantities, rows_of
+from validation.interventions.world_edits import altered, parse_world_edits, told_of, world_edit_rows
+from validation.paired.course import Measures, in_words, quantities, rows_of
 from validation.paired.real import RealWorld
 from validation.paired.starts import collect_starts
 
@@ -172,6 +172,12 @@ def test_what_an_agent_cannot_see_does_nothing_at_once() -> None:
         world = RealWorld(who, starts.state, noise, measures, env, starts)
         rows = world_edit_rows(world, edits, np.random.default_rng(0))
         found |= {(name, r["edit"], r["quantity"]): r for r in rows}
+        assert all(r["q"] >= r["p"] for r in rows)
+        moved, nuisance = told_of(rows)
+        most = min((r for r in rows if r["edit"] == "stimulus_2 = 4"), key=lambda r: r["p"])
+        assert f"later most clearly {in_words(most['quantity'])} {most['effect']:+.3g}" in moved and most["q"] <= 0.05
+        count = len({r["quantity"] for r in rows})  # a smallest p is there of nothing, too
+        assert f"; later none of {count} quantities is shown to change" in nuisance, nuisance
     blind = found["blind", "stimulus_2 = 4", f"rate:it@{K}"]
     assert blind["at_once"] == 0 and blind["low"] > 0.2 and blind["n"] == N
     assert found["sees", "stimulus_2 = 4", f"rate:it@{K}"]["at_once"] > 0.1

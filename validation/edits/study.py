@@ -38,7 +38,16 @@ from validation.interventions import verdicts
 from validation.interventions.options import claimed
 from validation.interventions.statistics import Scale, Sizes, Trial, judge, spread_under
 from validation.interventions.verdicts import SMALLEST
-from validation.paired.course import Course, Measures, is_late, quantities, unit_of, with_claimed, with_named
+from validation.paired.course import (
+    Course,
+    Measures,
+    is_described,
+    is_late,
+    quantities,
+    unit_of,
+    with_claimed,
+    with_named,
+)
 from validation.paired.simulated import SimulatedWorld
 
 COLLECTORS = 64
@@ -305,12 +314,14 @@ def _rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row a way and quantity that varies; what is to be judged goes to ``tests``."""
     every = {q: np.stack([v[q] for v in seen.values() if q in v]) for q in plain}
-    size = {q: Sizes.of(q, spread_under(v, every[q]), options.smallest) for q, v in plain.items()}
+    size = {
+        q: Sizes.of(q, spread_under(v, every[q]), options.smallest) for q, v in plain.items() if not is_described(q)
+    }
     rows: list[dict[str, Any]] = []
-    draws = verdicts.draws_for(len({h.change for h in options.hypotheses}) * len(seen) * len(plain))
+    draws = verdicts.draws_for(len({h.change for h in options.hypotheses}) * len(seen) * len(size))
     for way, effects in seen.items():
         told = foretold.get("simulator", {}) if way == "whole" else {}
-        names = [q for q in effects if size[q].unit > 0 and (q in told or not told)]
+        names = [q for q in effects if q in size and size[q].unit > 0 and (q in told or not told)]
         here = runs[way].rows_N & ~np.isnan(effects[names[0]])
         if told:
             here &= ~np.isnan(told[names[0]])

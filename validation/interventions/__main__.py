@@ -50,8 +50,7 @@ from validation.interventions.options import ChooseBy, StudyOptions, check_optio
 from validation.interventions.study import study
 from validation.interventions.tables import by_behaviour
 from validation.interventions.verdicts import SMALLEST
-from validation.interventions.world_edits import parse_world_edits
-from validation.paired.course import in_words
+from validation.interventions.world_edits import parse_world_edits, told_of
 
 STAGE = "interventions"
 
@@ -254,14 +253,8 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
         run.metrics = dict(result.scalars)
         run.facts = {"agent": name}
     print_summary(result)
-    edited = result.tables.get("world_edits", ())
-    for edit, shown in dict.fromkeys((row["edit"], row["shown"]) for row in edited):
-        own = [row for row in edited if (row["edit"], row["shown"]) == (edit, shown)]
-        said = "nothing" if own[0]["at_once"] == 0 else f"changes of up to {own[0]['at_once']:.3g}: the agent sees it"
-        most = min(own, key=lambda row: row["p"])
-        where = "what the agent is shown," if shown else "the world's own"
-        print(f"{where} {edit}: at once {said}; later most clearly {in_words(most['quantity'])} "
-              f"{most['effect']:+.3g} [{most['low']:+.3g}, {most['high']:+.3g}] {most['unit']}")  # fmt: skip
+    for line in told_of(result.tables.get("world_edits", ())):
+        print(line)
     print(f"{len(result.notes['hypotheses'])} changes of the hidden state, real world alone: {config.out}")
 
 

@@ -21,8 +21,8 @@ import torch
 from agents.play import tensors
 from core.config import nearest
 from core.contracts import Editable, Step, UserError, VecEnv
-from core.stats import means
-from validation.paired.course import is_late, unit_of
+from core.stats import ALPHA, benjamini_hochberg, means
+from validation.paired.course import in_words, is_late, unit_of
 from validation.paired.real import RealWorld
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
@@ -93,7 +93,7 @@ def moved(world: RealWorld, states: Sequence[bytes]) -> RealWorld:
 
 def world_edit_rows(world: RealWorld, edits: Sequence[WorldEdit], rng: np.random.Generator) -> list[dict[str, Any]]:
     """A row an edit and quantity: with less without.  ``at_once``: of what follows from the agent's state at the start,
-    the largest change at any start; 0 of a number that the agent cannot see."""
+    the largest change at any start; 0 of a number that the agent cannot see.  ``q``: over all rows."""
     env, states = world.env, world.starts.states
     if not states or not isinstance(env, Editable):
         flag = "--shown_edits" if edits[0].shown else "--world_edits"
@@ -112,4 +112,22 @@ def world_edit_rows(world: RealWorld, edits: Sequence[WorldEdit], rng: np.random
                 "low": float(low[0]), "high": float(high[0]), "p": float(found.p()[0]), "n": len(world.starts),
                 "at_once": at_once,
             })  # fmt: skip
+    for row, q in zip(rows, benjamini_hochberg([row["p"] for row in rows]), strict=True):
+        row["q"] = float(q)
     return rows
+
+
+def told_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line an edit: what it does at once, and what of it is shown later, from its rows."""
+    out = []
+    for edit, shown in dict.fromkeys((row["edit"], row["shown"]) for row in rows):
+        own = [row for row in rows if (row["edit"], row["shown"]) == (edit, shown)]
+        said = "nothing" if own[0]["at_once"] == 0 else f"changes of up to {own[0]['at_once']:.3g}: the agent sees it"
+        most = min(own, key=lambda row: row["p"])
+        later = f"most clearly {in_words(most['quantity'])}"
+        if not most["q"] <= ALPHA:
+            later = f"none of {len(own)} quantities is shown to change, least doubtful {in_words(most['quantity'])}"
+        effect = f"{most['effect']:+.3g} [{most['low']:+.3g}, {most['high']:+.3g}] {most['unit']}"
+        where = "what the agent is shown," if shown else "the world's own"
+        out.append(f"{where} {edit}: at once {said}; later {later} {effect} (q = {most['q']:.2g})")
+    return out

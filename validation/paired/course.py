@@ -94,7 +94,7 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
     probability of the action over steps 1 to k; of a direction ``ica:5@k``, its coordinate; ``rate:EVENT@k``, the share
     of steps 0 to k-1 at which the event happens; ``event:EVENT@k``, whether it happens at one of them; of
     ``measures.timed``, ``time:EVENT@k``: how many of them pass before it first does, k where it does not.  The same is
-    ``first:EVENT``, which is described and not judged (``is_late``): ``event:EVENT@k`` is, of which it is a part.
+    ``first:EVENT``, which is described and not judged (``is_described``): ``event:EVENT@k`` is, of which it is a part.
     """
     k = course.value_RT.shape[1] - 1
     probs, weight = probabilities(course.logits_RTA, measures.parts), course.weight_RT
@@ -209,6 +209,11 @@ def family_of(quantity: str) -> str:
 def is_late(quantity: str) -> bool:
     """Whether it is measured after step 0, so that a world has a say in it."""
     return "@" in quantity
+
+
+def is_described(quantity: str) -> bool:
+    """Whether it is told beside what is judged: part of what an event's own quantities say."""
+    return _kind(quantity) == "first"
 
 
 def is_cut(quantity: str, events: Sequence[Event]) -> bool:
