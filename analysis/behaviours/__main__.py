@@ -145,14 +145,15 @@ def main(config: BehavioursConfig) -> None:
     if config.simulator is not None:
         simulator = simulator_of(config.simulator, agent, config.rollouts, simulated, device)
     sources = _sources(config, real, simulated, simulator, device)
-    of = check_placing(sources, config.fit)
+    of, alike = check_placing(sources, config.fit)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         # The simulated ones first: they are read at once.
         steps = [s.steps_of(s.fitted) if s is not None and s.fitted else None for s in reversed(sources)][::-1]
         spec = renewed(real.spec)
         with threadpool_limits(config.threads):
             parts = spec.parts if spec.action_parts else ()
-            result, finished = cluster_some(steps, config.fit, config.seed, list(spec.distinct_actions()), parts, of)
+            names_of = list(spec.distinct_actions())
+            result, finished = cluster_some(steps, config.fit, config.seed, names_of, parts, of, alike)
         lived = steps[REAL]
         assert lived is not None
         _put_rule(result, lived)

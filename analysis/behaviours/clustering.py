@@ -49,10 +49,11 @@ def cluster(
 
 def cluster_some(
     steps: Sequence[Steps | None], options: BehaviourOptions, seed: int, action_names: Sequence[str],
-    parts: tuple[int, ...] = (), of: int = 0,
+    parts: tuple[int, ...] = (), of: int = 0, alike: int | None = None,
 ) -> tuple[Result, Fitted | None]:  # fmt: skip
     """``cluster``, and what places further steps.  of: how many steps there are with the further ones, 0 where there
-    are none; what placing costs is in the result (``analysis.shared.placed.Cost``)."""
+    are none; alike: how many of them are of the given sources (--min_cluster_size is of these; None: all are).  What
+    placing costs is in the result (``analysis.shared.placed.Cost``)."""
     check(options)
     given = [(source, s) for source, s in enumerate(steps) if s is not None]
     result = Result()
@@ -75,7 +76,7 @@ def cluster_some(
     unit_M = _units(given, index_N2)[rows_M]
     if of:
         check_lives(unit_M, options.fit_rows, "episodes")
-        options = replace(options, min_cluster_size=least_cluster(options, len(index_N2), of))
+        options = replace(options, min_cluster_size=least_cluster(options, len(index_N2), alike or of))
     on_map = options.embedding != "pca" or options.method == "hdbscan"
     made = mapped(scores_MK, options.embedding, DIMENSIONS, seed, more=of > 0)
     points_MK = made.map_ND if on_map else scores_MK

@@ -28,7 +28,7 @@ class BehaviourOptions:
     clusters: int = 32
     """number of behaviours (k_means, ward)"""
     min_cluster_size: int = 0
-    """steps of the smallest behaviour (hdbscan); 0: 1 % of all steps"""
+    """steps of the smallest behaviour (hdbscan), of all that --fit_on names; 0: 1 % of them"""
     surrogates: int = 39
     """data without clusters, of each of two kinds, that are clustered alike: stable means beyond 95 % of them, which
     fewer than 39 cannot say; 0: none (umap and tsne embed each of them: seconds to minutes)"""

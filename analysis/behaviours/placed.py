@@ -63,7 +63,7 @@ class Fitted:
 
 
 def least_cluster(options: BehaviourOptions, rows: int, of: int) -> int:
-    """--min_cluster_size among some of all steps; itself where it is 0 or too small to mean anything."""
+    """--min_cluster_size among some of the steps that it is of; itself where it is 0 or too small to mean anything."""
     given = options.min_cluster_size
     return given if given < STEPS_PER_CLUSTER else share_of_least(given, rows, of)
 
@@ -145,17 +145,19 @@ def source(
     return Source(store, first, unit_E, steps_of, read, sorted(fitted))
 
 
-def check_placing(sources: Sequence[Source | None], options: BehaviourOptions) -> int:
-    """How many steps there are if some are to be placed, else 0; UserError where these cannot be."""
+def check_placing(sources: Sequence[Source | None], options: BehaviourOptions) -> tuple[int, int]:
+    """How many steps there are if some are to be placed, and how many of them are of the sources that map and clusters
+    are made from (--fit_on), else 0; UserError where these cannot be."""
     there = [s for s in sources if s is not None]
     if not any(s.others for s in there):
-        return 0
+        return 0, 0
     check_placeable(options.embedding)
     instead = f", or leave the others out (--most_states {options.fit_rows})"
     instead += ", or --fit_on all" if options.fit_on == "real" else ""
     fitted = np.concatenate([s.unit_E[s.fitted] for s in there])
     check_lives(fitted, options.fit_rows, "independent episodes or worlds", instead)
-    return int(sum(s.steps_E[s.drawn.episodes].sum() for s in there))
+    steps = [int(s.steps_E[s.drawn.episodes].sum()) for s in there]
+    return sum(steps), sum(n for n, s in zip(steps, there, strict=True) if s.fitted)
 
 
 def place_others(result: Result, finished: Fitted, sources: Sequence[Source | None]) -> None:

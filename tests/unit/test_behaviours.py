@@ -920,6 +920,17 @@ def test_behaviours_of_real_steps_alone_do_not_depend_on_what_was_simulated(
     assert "fitted" not in both and len(both["map"]) == 32 * 34
 
 
+@pytest.mark.parametrize("simulated", [0, 40])
+def test_the_smallest_behaviour_of_real_steps_alone_is_of_real_steps(
+    simulated: int, recorded: Path, tmp_path: Path
+) -> None:
+    # A mode fills 136 of the 408 real steps, however many there are beside these.
+    samples = write_rollouts(tmp_path / "samples", simulated, 1, "simulated") if simulated else None
+    fit = {"fit_on": "real", "method": "hdbscan", "min_cluster_size": 160}
+    with pytest.raises(UserError, match="no cluster of 160 or more of the 408 steps"):
+        stage(replace(settings_of(recorded, tmp_path / "out", **fit), samples=samples, action="precompute"))
+
+
 def test_what_placing_costs_shows_where_every_episode_is_another() -> None:
     steps, _ = planted_steps()
     rng = np.random.default_rng(1)
