@@ -251,6 +251,8 @@ def test_a_study_file_is_a_study_and_says_what_it_was(dirs):
         ({"hypotheses": ["shift 1=1 on valeu"]}, "cannot read 'on valeu'"),
         ({"hypotheses": ["shift 1=1 on prob:uup"]}, "no quantity 'prob:uup' (did you mean prob:up?)"),
         ({"hypotheses": ["shift 1=1 on event:eats"]}, "or define it: --events 'eats: CONDITION'; there are:"),
+        ({"hypotheses": ["shift 1=1 on time:eats"]}, "or define it: --events 'eats: CONDITION'; there are:"),
+        ({"hypotheses": ["collapse 1 necessary for eats"]}, "or define it: --events 'eats: CONDITION'; there are:"),
         ({"events": ["jump: action == uup"]}, "no action 'uup' (did you mean up?); there are columns: value"),
         ([], "holds no configuration"),
     ],

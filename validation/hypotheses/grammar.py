@@ -496,5 +496,11 @@ def check_events(hypotheses: Sequence[Claim], names: Sequence[str]) -> None:
         for event in filter(None, (*(q.partition(":")[2] for q in timed([h])), h.clean)):
             if event not in names:
                 raise UserError(
-                    f"hypothesis {h.name!r}: no event {event!r}{nearest(event, names)}; there are: {', '.join(names)}"
+                    f"hypothesis {h.name!r}: no event {event!r}{nearest(event, names)}{to_define(event)}; there are: "
+                    f"{', '.join(names)}"
                 )
+
+
+def to_define(event: str) -> str:
+    """What an error says of an event that nothing defines."""
+    return f", or define it: --events '{event}: CONDITION'"

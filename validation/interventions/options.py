@@ -19,7 +19,7 @@ from core.stats import ALPHA, require_permutations
 from core.when import Rule
 from envs.procgen_truth import truth_events
 from envs.registry import renewed
-from validation.hypotheses.grammar import Claim, Hypothesis, check_events, is_direction, parse_hypothesis
+from validation.hypotheses.grammar import Claim, Hypothesis, check_events, is_direction, parse_hypothesis, to_define
 from validation.interventions.bench import AGE
 from validation.interventions.controls import FEWEST
 from validation.interventions.start_when import FLAG, where_started
@@ -128,7 +128,7 @@ def claimed(h: Claim, known: Sequence[str], kind: str, horizon: int) -> str:
     if not found:
         late = list(dict.fromkeys(q.partition("@")[0] for q in known if is_late(q)))
         measure, _, event = on.partition(":")
-        define = f", or define it: --events '{event}: CONDITION'" if measure in ("event", "rate") else ""
+        define = to_define(event) if measure in ("event", "rate") else ""
         raise UserError(
             f"hypothesis {h.name!r}: no quantity {on!r}{nearest(on, late)}{define}; there are: {', '.join(late)}"
         )
