@@ -248,12 +248,12 @@ class Run:
     def figures(self) -> Iterator[None]:
         """A block that draws what is saved.  An error in it costs the figures, not the numbers: the run becomes whole,
         with the fact ``figures`` that says what failed, and then ``new_run`` raises the error.  A UserError and what
-        the system refuses (OSError) end the run as anywhere."""
+        the system refuses (a full disk) end the run as anywhere."""
         try:
             yield
-        except (UserError, OSError):
-            raise
         except Exception as error:
+            if isinstance(error, UserError) or _users_part(error, self.path) is not None:
+                raise
             self.undrawn = self.undrawn or error
 
     def finish(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import json
 import re
 import shutil
@@ -233,13 +234,13 @@ def test_a_failing_block_leaves_a_half_written_directory(tmp_path: Path) -> None
 def test_a_figure_that_fails_costs_no_number(
     replaces: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def draws(error: type[BaseException], number: float) -> None:
+    def draws(error: BaseException, number: float) -> None:
         result = Result()
         result.scalar("number", number, "units")
         with new_run(tmp_path / "r", "dynamics", {}, overwrite=replaces) as run:
             result.save(run.path)
             with run.figures():
-                raise error("no such colour")
+                raise error
             run.facts = {"agent": "abc"}
 
     def kept() -> Any:
@@ -249,15 +250,19 @@ def test_a_figure_that_fails_costs_no_number(
         with new_run(tmp_path / "r", "dynamics", {}):
             pass
     with pytest.raises(ValueError, match="no such colour"):
-        draws(ValueError, 1.5)
+        draws(ValueError("no such colour"), 1.5)
     assert kept() == 1.5 and artefacts.verify(tmp_path / "r") == [] and sorted(tmp_path.iterdir()) == [tmp_path / "r"]
     assert read_manifest(tmp_path / "r")["facts"] == {"agent": "abc", "figures": "failed: ValueError: no such colour"}
     assert f"the numbers of {tmp_path / 'r'} are saved" in capsys.readouterr().err
     if replaces:
-        for other in (UserError, KeyboardInterrupt, OSError):  # no figure's fault
-            with pytest.raises(other):
+        full = OSError(errno.ENOSPC, "No space left on device")
+        for other in (UserError("no such flag"), KeyboardInterrupt(), full):  # no figure's fault
+            with pytest.raises(UserError if other is full else type(other)):
                 draws(other, 2.5)
             assert kept() == 1.5
+        with pytest.raises(OSError, match="cannot open resource"):  # pillow's, of a font
+            draws(OSError("cannot open resource"), 3.5)
+        assert kept() == 3.5
 
 
 @pytest.mark.parametrize("again", [False, True])
