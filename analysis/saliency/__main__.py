@@ -137,7 +137,7 @@ def main(config: SaliencyConfig) -> None:
         run.facts = {"agent": agent, "simulator": fingerprint(simulator)}
         with Spool(run.path) as spool:
             if config.quantised:
-                shape = (config.steps + 1, *pictures[0].shape[:2])
+                shape = (config.steps + 1, *spec.obs[spec.main_field].shape[:2])
                 with MapsWriter(run.path, [q.name for q in quantities], len(ids), shape) as maps:
                     result = compute(simulator, z_SZ, ids, quantities, config, units, basis, maps, spool)
                 result.notes["figures"] = "none: --quantised"

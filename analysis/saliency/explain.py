@@ -41,9 +41,11 @@ class Explained(NamedTuple):
     checks: dict[tuple[str, str, str], np.ndarray]  # (quantity, check, of what) -> value and controls [S, 1 to 3]
 
 
-def frame_noise(obs: Mapping[str, Tensor], ids: Sequence[int], config: SaliencyConfig) -> list[dict[str, Tensor]]:
-    """Noise for every copy, [S, T+1, ...] a field, in shares of a frame's range: 1 of a picture, of another field what
-    the sample's own rollout spans.  A sample's noise depends on seed and id alone."""
+def frame_noise(
+    obs: Mapping[str, Tensor], ids: Sequence[int], config: SaliencyConfig, pictures: Sequence[str]
+) -> list[dict[str, Tensor]]:
+    """Noise for every copy, [S, T+1, ...] a field, in shares of a frame's range: 1 of ``pictures``, of another field
+    what the sample's own rollout spans.  A sample's noise depends on seed and id alone."""
     if config.copies == 1:
         return []
     out = []
@@ -52,7 +54,7 @@ def frame_noise(obs: Mapping[str, Tensor], ids: Sequence[int], config: SaliencyC
         for s, i in enumerate(ids):
             generator = generator_of(config.seed, i, copy)
             for name, x in obs.items():
-                span = 1.0 if x.ndim == 5 else float(x[s].max() - x[s].min())
+                span = 1.0 if name in pictures else float(x[s].max() - x[s].min())
                 drawn = torch.randn(x.shape[1:], generator=generator, dtype=x.dtype)
                 draws[name].append((config.noise * span * drawn).to(x.device))
         out.append({name: torch.stack(found) for name, found in draws.items()})
@@ -111,7 +113,7 @@ def explain(
     chosen_S = moments[target].action
     clean = reading_at(moments, target, chosen_S)
     obs = {name: torch.stack([m.shown.obs[name] for m in moments], 1) for name in moments[0].shown.obs}
-    noise = frame_noise(obs, ids, config)
+    noise = frame_noise(obs, ids, config, simulator.world.spec.pictures)
     found = Kept(ids, {})
     worlds = [replace(simulator, world=Noised(simulator.world, more)) for more in noise] or [simulator]
     of_rollout = of_rollouts(worlds, z_SZ, chosen_S, quantities, config)
@@ -232,9 +234,9 @@ def as_bytes(x: np.ndarray, field: Field) -> np.ndarray:
     return (x * 255).round().clip(0, 255).astype(np.uint8) if picture else x
 
 
-def written(part: Explained, quantities: Sequence[Quantity], maps: MapsWriter) -> Explained:
-    """A chunk without its gradients by frames and world states, which are written as maps; their norms stay."""
-    field = next(name for name, x in part.obs.items() if x.ndim == 5)
+def written(part: Explained, quantities: Sequence[Quantity], maps: MapsWriter, field: str) -> Explained:
+    """A chunk without its gradients by frames and world states; their norms stay.  Those by one field, a picture, are
+    written as maps."""
     arrays = {}
     for name, x in part.arrays.items():
         if not name.startswith(tuple(f"{kind}_{of}_" for kind in ("grad", "plain") for of in (*part.obs, "d"))):
@@ -281,12 +283,12 @@ def compute(
     explained = ranks.each(
         chunks, lambda c: explain(simulator, z_SZ[c], ids[c], quantities, config, basis), "lower --batch_size"
     )
-    parts, fields, shown = [], [], simulator.world.spec.obs
+    parts, fields, spec = [], [], simulator.world.spec
     for found in track(explained, "saliency", len(chunks), unit="batches"):
         part = Explained(*found)
         fields = list(part.obs)
-        part = part if maps is None else written(part, quantities, maps)
-        part = part._replace(obs={name: as_bytes(x, shown[name]) for name, x in part.obs.items()})
+        part = part if maps is None else written(part, quantities, maps, spec.main_field)
+        part = part._replace(obs={name: as_bytes(x, spec.obs[name]) for name, x in part.obs.items()})
         parts.append(part if spool is None else spooled(part, spool))
 
     def joined(rows: list[np.ndarray]) -> np.ndarray:

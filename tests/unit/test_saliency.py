@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ from analysis.saliency.__main__ import parse_sample_ids
 from analysis.saliency.attributions import deeplift, explainer, integrated, latent, occlusion
 from analysis.saliency.config import SaliencyConfig
 from analysis.saliency.frame import Attribution, Frame
+from analysis.saliency.maps import MapsWriter
 from analysis.saliency.randomisation import rank_correlation
 from analysis.saliency.tables import summarise
 from analysis.shared import bases, strips
@@ -281,7 +283,7 @@ def noised_by_hand(
 def test_smoothed_gradients_are_the_mean_of_noised_rollouts(learned: Simulator[RSSMWorld]) -> None:
     z, ids, quantities = latents(learned), [4, 5, 6], all_quantities(5, SPEC)
     config = SaliencyConfig(copies=3, noise=0.1, **SMOOTH)  # type: ignore[arg-type]
-    noise = explain.frame_noise(observations(learned, z), ids, config)
+    noise = explain.frame_noise(observations(learned, z), ids, config, SPEC.pictures)
     found = explain.explain(learned, z, ids, quantities, config).arrays
     assert len(noise) == 3
     for q in quantities:
@@ -303,17 +305,32 @@ def test_noise_is_a_share_of_the_range_and_depends_on_seed_and_id_alone() -> Non
     obs = {
         "frames": torch.rand(3, 6, 8, 8, 3, generator=generator),
         "x": 7 * torch.rand(3, 6, 500, generator=generator),
+        "grid": 7 * torch.rand(3, 6, 20, 25, 1, generator=generator),  # no picture, of a picture's axes
     }
     config = SaliencyConfig(copies=2, noise=0.1, seed=7)
-    whole = explain.frame_noise(obs, [4, 5, 6], config)
-    (one, two) = explain.frame_noise({k: x[1:2] for k, x in obs.items()}, [5], config)
-    other = explain.frame_noise({k: x[1:2] for k, x in obs.items()}, [5], replace(config, seed=8))
-    for name, span in (("frames", 1.0), ("x", 7.0)):
+    whole = explain.frame_noise(obs, [4, 5, 6], config, ("frames",))
+    (one, two) = explain.frame_noise({k: x[1:2] for k, x in obs.items()}, [5], config, ("frames",))
+    other = explain.frame_noise({k: x[1:2] for k, x in obs.items()}, [5], replace(config, seed=8), ("frames",))
+    for name, span in (("frames", 1.0), ("x", 7.0), ("grid", 7.0)):
         assert torch.equal(whole[0][name][1:2], one[name]) and torch.equal(whole[1][name][1:2], two[name])
         assert not torch.equal(one[name], two[name]) and not torch.equal(one[name], other[0][name])
         assert whole[0][name].std() == pytest.approx(0.1 * span, rel=0.05)
         assert not torch.equal(whole[0][name][0], whole[0][name][1])
-    assert explain.frame_noise(obs, [4, 5, 6], SaliencyConfig()) == []
+    assert explain.frame_noise(obs, [4, 5, 6], SaliencyConfig(), ("frames",)) == []
+
+
+def test_maps_are_of_the_picture_whatever_stands_before_it(tmp_path: Path) -> None:
+    steps = np.zeros((1, 6))
+    obs = {"grid": np.zeros((1, 6, 5, 5, 1)), "view": np.zeros((1, 6, 12, 20, 3))}
+    (value,) = all_quantities(5, SPEC)[:1]
+    arrays = {f"grad_{name}_{value.name}{path}": np.ones_like(x) for name, x in obs.items()
+              for path in ("", "_agent_only", "_through_world")}  # fmt: skip
+    part = explain.Explained(obs, steps, steps, steps, arrays, {}, {})
+    with MapsWriter(tmp_path, [value.name], 1, (6, 12, 20)) as maps:
+        kept = explain.written(part, [value], maps, "view")
+    assert set(kept.arrays) == {f"norm_{value.name}{path}" for path in ("", "_agent_only", "_through_world")}
+    with h5py.File(tmp_path / "maps.h5") as file:
+        assert file[f"whole/{value.name}"].shape == (1, 6, 12, 20) and file[f"whole/{value.name}"][:].all()
 
 
 def test_without_noise_the_gradient_is_the_plain_one(learned: Simulator[RSSMWorld]) -> None:
@@ -341,7 +358,7 @@ def test_smoothing_composes_with_every_method(learned: Simulator[RSSMWorld]) -> 
     methods = ("plain", "integrated", "deeplift", "occlusion", "latent")
     options = {**SMOOTH, "methods": methods}
     config = SaliencyConfig(copies=3, noise=0.1, **options)  # type: ignore[arg-type]
-    noise = explain.frame_noise(observations(learned, z), ids, config)
+    noise = explain.frame_noise(observations(learned, z), ids, config, SPEC.pictures)
     smooth, plain = (
         explain.explain(learned, z, ids, [value], c).arrays
         for c in (config, SaliencyConfig(**options))  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import numpy as np
 from analysis.saliency import maps as kept
 from core import artefacts
 from core.artefacts import Result
+from core.figures import are_pictures
 from core.files import dataset_of
 from core.replay import quantised
 
@@ -112,7 +113,7 @@ def open_saliency(path: Path) -> Saliency:
         steps = {name: dataset_of(file, name.replace("/", "_step/", 1), at)[:] for name in names}
         return Saliency(result, {name: dataset_of(file, name, at) for name in names}, steps, file)
     maps, steps = {}, {}
-    field_ = next((f for f in result.notes["fields"] if result.arrays[f].ndim == 5), None)
+    field_ = next((f for f in result.notes["fields"] if are_pictures(result.arrays[f], 2)), None)
     for q in result.notes["units"] if field_ is not None else ():
         for part, suffix in ((kept.WHOLE, ""), (kept.AGENT_ONLY, "_agent_only")):
             grad = result.arrays.get(f"grad_{field_}_{q}{suffix}")
