@@ -19,7 +19,7 @@ from analysis.behaviours.histories import Scale, States, Steps, histories, weigh
 from analysis.shared.behaviours import SOURCES
 from analysis.shared.clusters import STEPS_PER_CLUSTER, labeller
 from analysis.shared.maps import LEAST_MAPPED, check_placeable, mapped
-from analysis.shared.placed import check_lives, share_of_least
+from analysis.shared.placed import LEAST_LIVES, check_lives, share_of_least
 from analysis.shared.sources import SIMULATED
 from analysis.shared.units import Drawn, drawn, episodes_of
 from core.artefacts import Result
@@ -81,6 +81,7 @@ def again_from(
             raise UserError(
                 f"--fit_rows {options.fit_rows}: what that costs is measured by clusters of half of the episodes, and "
                 f"their {len(rows)} steps are too few (at least {fewest}); raise --fit_rows"
+                + (", record more real steps, or use --fit_on all" if options.fit_on == "real" else "")
             )
         others = np.setdiff1d(np.arange(len(scores_MK)), rows)
         some, more = scores_MK[rows], scores_MK[others]
@@ -155,6 +156,11 @@ def check_placing(sources: Sequence[Source | None], options: BehaviourOptions) -
     instead = f", or leave the others out (--most_states {options.fit_rows})"
     instead += ", or --fit_on all" if options.fit_on == "real" else ""
     fitted = np.concatenate([s.unit_E[s.fitted] for s in there])
+    if not any(s.others for s in there if s.fitted) and (n := len(np.unique(fitted))) < LEAST_LIVES:
+        raise UserError(
+            f"--fit_on real: what that costs cannot be measured on {n} independent episodes or worlds; at least "
+            f"{LEAST_LIVES} are needed: record more, or use --fit_on all"
+        )
     check_lives(fitted, options.fit_rows, "independent episodes or worlds", instead)
     steps = [int(s.steps_E[s.drawn.episodes].sum()) for s in there]
     return sum(steps), sum(n for n, s in zip(steps, there, strict=True) if s.fitted)

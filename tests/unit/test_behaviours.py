@@ -931,6 +931,14 @@ def test_the_smallest_behaviour_of_real_steps_alone_is_of_real_steps(
         stage(replace(settings_of(recorded, tmp_path / "out", **fit), samples=samples, action="precompute"))
 
 
+def test_too_few_real_episodes_to_be_fitted_on_alone_are_told_what_helps(tmp_path: Path) -> None:
+    real = write_rollouts(tmp_path / "few", 3, 0, "real")
+    samples = write_rollouts(tmp_path / "samples", 9, 1, "simulated")
+    with pytest.raises(UserError, match="^--fit_on real: .* on 3 independent.*: record more, or use --fit_on all$"):
+        stage(replace(settings_of(real, tmp_path / "out", fit_on="real"), samples=samples, action="precompute"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_placing_costs_shows_where_every_episode_is_another() -> None:
     steps, _ = planted_steps()
     rng = np.random.default_rng(1)
