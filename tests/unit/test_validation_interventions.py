@@ -34,6 +34,7 @@ from validation.interventions import verdicts
 from validation.interventions.__main__ import InterventionsConfig, check, print_summary
 from validation.interventions.agreement import agreement
 from validation.interventions.bench import Bench, effects_in
+from validation.interventions.claims import claim_of_need
 from validation.interventions.controls import Family, Mocks, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.figures import _through_zero, draw_effects
 from validation.interventions.options import StudyOptions, check_options, claimed
@@ -1545,6 +1546,16 @@ def test_an_event_that_is_only_put_off_is_said_to_be_put_off():
     assert times[12]["exists"] == "yes" and times[12]["size"] == "as foretold" and times[12]["unit"] == "steps"
     assert times[12]["observed"] == pytest.approx(float(effect[1].mean())) and times[12]["observed"] > 1
     assert "changes the steps that pass before 'right' first happens (12 where it does not" in times[12]["text"]
+
+
+def test_a_claim_of_need_names_others_where_there_are_some():
+    row = {"hypothesis": "h", "event": "death", "role": "necessary", "exists": "yes", "size": "open", "special": "open",
+           "verdict": "open", "share": 0.5, "low": 0.4, "high": 0.6, "n": 60, "q": 0.01, "foretold": 0.5,
+           "expected": 0.9, "horizon": 8, "came_first": 1.0, "came_median": 3.0, "came_last": 7.0, "later": 2,
+           "sooner": 1, "contrary": 0, "contrary_n": 0}  # fmt: skip
+    alone, some = (claim_of_need(row | {"contrary_n": n}, {}, "") for n in (0, 5))
+    assert "others" not in alone["text"] and ", and brings it about at 0 of the 5 others;" in some["text"]
+    assert "; of those that still happen 2 come later" in alone["parts"]["exists"]["words"]
 
 
 def test_patching_everything_recovers_everything_at_once_and_the_nuisance_nothing():

@@ -175,7 +175,7 @@ def claim_of_need(row: Mapping[str, Any], effect: Mapping[str, Any], how: str) -
         f"{row['random_high']:.0%}; q = {row['special_q']:.2g}",
         **(about_the_world(effect) if "verdict" in effect else dict.fromkeys(WORLD, "the event never varies")),
     }  # fmt: skip
-    contrary = f", and {undid} at {row['contrary']} of the {row['contrary_n']} others"
+    contrary = f", and {undid} at {row['contrary']} of the {row['contrary_n']} others" if row["contrary_n"] else ""
     share = f"{row['share']:.0%} [{row['low']:.0%}, {row['high']:.0%}]"
     text = (
         f"{subject}: within {row['horizon']} steps it {did} the event at {share} of the real starts {of} (n = "
@@ -193,5 +193,7 @@ def _times(row: Mapping[str, Any]) -> tuple[str, str]:
         by, less = ("without", "with") if row["role"] == "necessary" else ("with", "without")
         when = f", there after {first} to {last} steps {by} the change (median {median}), {less} it later or never"
     if row["later"] or row["sooner"]:
-        beside = f"; at {row['later']} of the others it comes later than without the change, at {row['sooner']} sooner"
+        beside = (
+            f"; of those that still happen {row['later']} come later than without the change, {row['sooner']} sooner"
+        )
     return when, beside
