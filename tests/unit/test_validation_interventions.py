@@ -1502,7 +1502,9 @@ def test_needs_of_an_event_that_one_direction_makes():
     assert all(c["parts"]["through_world"]["answer"] == "by construction" for c in found.notes["claims"])
     # By hand, from the stored events.
     base, effect = found.arrays["unaltered/event:right@3"], found.arrays["observed/event:right@3"][1]
-    assert not [r for r in found.tables["effects"] if r["quantity"].startswith("first:") and "verdict" in r]
+    assert "observed/first:right" in found.arrays  # told in the rows of needs, and in no table of effects
+    of_effects = [*found.tables["effects"], *found.tables["doses"]]
+    assert not [r for r in of_effects if r["quantity"].startswith("first:")]
     row = rows["shift planted:0", "necessary"]
     assert row["expected"] > 0.8 > rows["shift planted:0", "sufficient"]["expected"]  # the simulator sees it coming
     assert f", of a chance of {row['expected']:.0%} that it gives the event there without the change" in texts[1]

@@ -17,7 +17,7 @@ from validation.hypotheses.grammar import ROLES, Claim, Hypothesis
 from validation.interventions import verdicts
 from validation.interventions.agreement import agreement, blocks_of, exchanged
 from validation.interventions.verdicts import SMALLEST
-from validation.paired.course import family_of, is_cut, is_late, is_own, is_probability, is_share, unit_of
+from validation.paired.course import family_of, is_cut, is_described, is_late, is_own, is_probability, is_share, unit_of
 
 H = TypeVar("H", bound=Claim)
 TIMES = ("came_first", "came_median", "came_last", "later", "sooner")  # of a row of needs
@@ -215,7 +215,7 @@ def table_of(
     the quantity is late, varies over the starts and is not what a changed direction is itself later."""
     rows: list[dict[str, Any]] = []
     errors: dict[str, list[np.ndarray]] = {name: [] for name in effects.rivals}
-    names = list(effects.seen["own"])
+    names = [q for q in effects.seen["own"] if not is_described(q)]
     tests: list[Trial] = []
     draws = verdicts.draws_for(len(hypotheses) * sum(map(is_late, names)))
     for g, h in enumerate(hypotheses):

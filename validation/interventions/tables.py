@@ -32,7 +32,7 @@ from validation.interventions.statistics import (
     verdict_of,
 )
 from validation.interventions.verdicts import CRITERIA
-from validation.paired.course import family_of, is_late, is_own, unit_of
+from validation.paired.course import family_of, is_described, is_late, is_own, unit_of
 
 
 def report(
@@ -86,9 +86,9 @@ def report(
     result.scalar("zero_change_simulator", effects.zero[1], "largest effect of amount 0")
 
     # Units for the headline: the spread of each quantity over the real starts, unaltered where it varies there.
-    scale = {q: spread_under(v, effects.seen["own"][q]) for q, v in effects.unaltered.items()}
-    late = [q for q in effects.unaltered if is_late(q) and scale[q] > 0]
-    result.notes["without_spread"] = [q for q in effects.unaltered if is_late(q) and scale[q] == 0]
+    scale = {q: spread_under(v, effects.seen["own"][q]) for q, v in effects.unaltered.items() if not is_described(q)}
+    late = [q for q in scale if is_late(q) and scale[q] > 0]
+    result.notes["without_spread"] = [q for q in scale if is_late(q) and scale[q] == 0]
     points = points_of(hypotheses, explicit)
     sources = {"simulated": effects.foretold["own"], "observed": effects.seen["own"]}
     if effects.jacobian:
