@@ -256,6 +256,13 @@ class Run:
                 raise
             self.undrawn = self.undrawn or error
 
+    def tell_undrawn(self) -> None:
+        """Of a whole run: raise what ended the drawing of its figures, if anything did."""
+        if self.undrawn is not None:
+            print(f"note: the numbers of {self.path} are saved, and can be read; not all figures were drawn:",
+                  file=sys.stderr)  # fmt: skip
+            raise self.undrawn
+
     def finish(self) -> None:
         """Hash what is there and write the manifest."""
         if self.undrawn is not None:
@@ -560,6 +567,7 @@ def resumed(path: Path, stage: str, config: Any, inputs: Inputs) -> Iterator[Run
     try:
         yield run
         run.finish()
+        run.tell_undrawn()
     except BaseException as error:
         lock.release(path)
         if (said := _users_part(error, path)) is not None:
@@ -592,8 +600,7 @@ def new_run(
     """``begin_run`` as a block: its manifest is written only if the block ends well.
 
     If it ends in an error, what it replaced comes back (one in ``Run.figures`` is raised when the run is whole); a
-    directory in which nothing was written yet
-    does not stay after a user's mistake or a signal.  Of the processes that do a stage together (core.ranks) only the
+    directory in which nothing was written yet does not stay after a user's mistake or a signal.  Of the processes that do a stage together (core.ranks) only the
     first writes there; the others write into a directory that goes when the block ends.
     """
     if not ranks.first():
@@ -604,10 +611,7 @@ def new_run(
     try:
         yield run
         run.finish()
-        if run.undrawn is not None:
-            print(f"note: the numbers of {run.path} are saved, and can be read; not all figures were drawn:",
-                  file=sys.stderr)  # fmt: skip
-            raise run.undrawn
+        run.tell_undrawn()
     except BaseException as error:
         if (run.path / MANIFEST).exists():  # it is whole; only what it replaced may still be there
             lock.release(run.path)
