@@ -600,8 +600,9 @@ def new_run(
     """``begin_run`` as a block: its manifest is written only if the block ends well.
 
     If it ends in an error, what it replaced comes back (one in ``Run.figures`` is raised when the run is whole); a
-    directory in which nothing was written yet does not stay after a user's mistake or a signal.  Of the processes that do a stage together (core.ranks) only the
-    first writes there; the others write into a directory that goes when the block ends.
+    directory in which nothing was written yet does not stay after a user's mistake or a signal.  Of the processes that
+    do a stage together (core.ranks) only the first writes there; the others write into a directory that goes when the
+    block ends.
     """
     if not ranks.first():
         with ranks.scratch() as folder:
