@@ -879,7 +879,8 @@ def fingerprint_of(tensors: Mapping[str, torch.Tensor], **sources: str) -> str:
         digest.update(name.encode() + str(tuple(tensor.shape)).encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     for name, sha in sorted(sources.items()):
-        digest.update(f"{name} {sha}".encode() if sha else b"")
+        if sha:
+            digest.update(f"{name} {sha}".encode())
     return digest.hexdigest()[:16]
 
 

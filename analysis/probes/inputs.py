@@ -25,7 +25,7 @@ import numpy as np
 from analysis.probes.baselines import seen_by, time_table
 from analysis.shared.randomised import randomised
 from core.config import nearest
-from core.contracts import Agent, UserError
+from core.contracts import Agent, UserError, numbers_of_distinct
 from core.episodes import RolloutStore
 
 MOST_WIDE = 6144  # numbers of an input: more take minutes and gigabytes to fit
@@ -188,8 +188,8 @@ def own_of(word: str, store: RolloutStore, step_E: Mapping[int, np.ndarray], tim
     if word == EPISODE:
         return Input(word, 0, lambda e, rows: np.zeros((len(step_E[e]), 0), np.float32))
     if word == "actions":
-        ids = list(store.spec.distinct_actions().values())
-        return Input(word, len(ids), lambda e, rows: counts_before(store, e, ids)[step_E[e]])
+        of_A = numbers_of_distinct(store.spec.distinct_actions())
+        return Input(word, int(of_A.max()) + 1, lambda e, rows: counts_before(store, e, of_A)[step_E[e]])
     if word.partition(":")[0] != "obs":
         column = column_for(word, store.column_names)
         assert column is not None
@@ -272,14 +272,12 @@ def main_components(
     return np.ascontiguousarray(np.linalg.eigh(x_MF.T @ x_MF)[1][:, : -LAG_WIDTH - 1 : -1])  # else products crawl
 
 
-def counts_before(store: RolloutStore, episode: int, ids: Sequence[Sequence[int]]) -> np.ndarray:
-    """How often each distinct action was taken before every step of an episode, float32 [T, A]."""
+def counts_before(store: RolloutStore, episode: int, of_A: np.ndarray) -> np.ndarray:
+    """How often each distinct action was taken before every step of an episode, float32 [T, distinct].  of_A: the
+    number of the distinct action that each id is (``numbers_of_distinct``)."""
     spec = store.spec
     action_TP = store.pooled("action", episodes=[episode])[0]["action"].reshape(-1, len(spec.parts))
-    of_A = np.zeros(spec.n_actions, np.int64)
-    for i, group in enumerate(ids):
-        of_A[list(group)] = i
-    taken_TA = np.zeros((len(action_TP), len(ids)), np.float32)
+    taken_TA = np.zeros((len(action_TP), int(of_A.max()) + 1), np.float32)
     for p in range(action_TP.shape[1]):
         taken_TA[np.arange(len(action_TP)), of_A[action_TP[:, p] + spec.first_P[p]]] += 1
     out = np.zeros_like(taken_TA)

@@ -24,7 +24,7 @@ from generative import adopt, record_samples
 from generative.adopt import check, windows
 from generative.load import load_simulator
 from generative.record_samples import as_recorded
-from tests.stages.test_own_world import run
+from tests.stages.test_own_world import run, simulate
 from validation.interventions import __main__ as interventions
 from validation.panel.live import Live, live_of
 from validation.panel.work import Job
@@ -168,12 +168,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         run(adopt, "AdoptWorldConfig", *words, "--out", root / "simulator")
         words = ["--agent", root / "agent", "--episodes", 24, "--slots", 8, "--out", root / "rollouts"]
         run(record, "RecordConfig", *words)
-        words = ["--simulator", root / "simulator", "--rollouts", root / "rollouts", "--samples", 16, "--steps", 5]
-        run(record_samples, "RecordSamplesConfig", *words, "--out", root / "samples")
-        from analysis import hidden_states
-
-        words = ["--rollouts", root / "rollouts", "--samples", root / "samples", "--preset", "debug"]
-        run(hidden_states, "HiddenStatesConfig", "precompute", *words, "--out", root / "states")
+        simulate(root, 5)
         yield root
 
 

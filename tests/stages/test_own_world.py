@@ -75,13 +75,18 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name, seed in (("rollouts", 0), ("others", 5)):
             words = ["--agent", root / "agent", "--episodes", 24, "--slots", 8, "--seed", seed, "--out", root / name]
             run(record, "RecordConfig", *words)
-        words = ["--simulator", root / "simulator", "--rollouts", root / "rollouts", "--samples", 16, "--steps", 8]
-        run(record_samples, "RecordSamplesConfig", *words, "--out", root / "samples")
-        from analysis import hidden_states
-
-        words = ["--rollouts", root / "rollouts", "--samples", root / "samples", "--preset", "debug"]
-        run(hidden_states, "HiddenStatesConfig", "precompute", *words, "--out", root / "states")
+        simulate(root, 8)
         yield root
+
+
+def simulate(root: Path, steps: int) -> None:
+    """Samples of a house's simulator from its rollouts, and the directions of both."""
+    from analysis import hidden_states
+
+    words = ["--simulator", root / "simulator", "--rollouts", root / "rollouts", "--samples", 16, "--steps", steps]
+    run(record_samples, "RecordSamplesConfig", *words, "--out", root / "samples")
+    words = ["--rollouts", root / "rollouts", "--samples", root / "samples", "--preset", "debug"]
+    run(hidden_states, "HiddenStatesConfig", "precompute", *words, "--out", root / "states")
 
 
 def run(stage: Any, config: str, *words: object) -> None:

@@ -97,7 +97,7 @@ def parsed(
         if h.role and config.simulator is None:
             raise UserError(f"edit {h.name!r}: '{h.role} for' needs a simulator; say 'on event:{h.event}'")
     events: tuple[Event, ...] = ()
-    if config.events or any(h.role or h.on.startswith(("event:", "rate:", "time:")) for h in hypotheses):
+    if config.events or any(h.role or h.on.partition(":")[0] in OF_EVENTS for h in hypotheses):
         events = parse_events(config.events, spec.action_names, 0 if basis is None else basis.size, spec.same_actions,
                               spec.events)  # fmt: skip
     check_events(hypotheses, [e.name for e in events])

@@ -306,6 +306,8 @@ def parse_hypothesis(text: str, basis: Basis) -> list[Hypothesis]:
     if twice := [name_of(basis.kind, i) for i in ids if ids.count(i) > 1]:
         raise UserError(f"{where}: names direction {twice[0]} twice")
     basis.check(ids)
+    if amounts:
+        require_room(basis, dict(zip(ids, amounts, strict=True)), f"{where}:")
     if (kind == "patch") != ("clean" in found):
         raise UserError(f"{where}: patch, and nothing else, needs 'clean EVENT', which tells the two classes of starts")
     for word, bad in (("since episode", "since" in found), ("through pixels", found.get("through") == "pixels")):
@@ -416,10 +418,7 @@ def _targets(
         raise UserError(f"{where}: an amount is not a number") from None
     if not all(abs(a) < float("inf") for a in amounts):
         raise UserError(f"{where}: an amount is not finite")
-    ids = direction_ids([i for i, _ in found], basis, where)
-    basis.check(ids)
-    require_room(basis, dict(zip(ids, amounts, strict=True)), f"{where}:")
-    return ids, amounts
+    return direction_ids([i for i, _ in found], basis, where), amounts
 
 
 def _clause(words: list[str], found: dict[str, Any], where: str) -> list[str]:

@@ -121,9 +121,10 @@ def quantities(course: Course, measures: Measures) -> dict[str, Tensor]:
             out[f"rate:{event.name}@{k}"] = event.rate(rows, weight[:, :-1])
         for event in measures.events:
             out[f"event:{event.name}@{k}"] = event.happens(rows, weight[:, :-1])
-            for kind, when in (("time", f"@{k}"), ("first", "")):
-                if f"{kind}:{event.name}" in measures.timed:
-                    out[f"{kind}:{event.name}{when}"] = event.wait(rows, weight[:, :-1])
+            places = {f"time:{event.name}": f"@{k}", f"first:{event.name}": ""}
+            if asked := [q for q in places if q in measures.timed]:
+                wait = event.wait(rows, weight[:, :-1])
+                out |= {q + places[q]: wait for q in asked}
     return out
 
 
