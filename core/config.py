@@ -489,7 +489,7 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda":
         ranks.place_on_gpu()
         # float32 is float32, as on a CPU.  Torch lets convolutions round to TF32's 10 bits; what a pass through the
-        # world has over one through the agent alone, and what DeepLIFT's parts leave over, would be that rounding.
+        # world has over one through the agent alone would be that rounding.
         torch.backends.cudnn.allow_tf32 = False
     return device
 

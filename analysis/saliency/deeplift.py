@@ -1,16 +1,19 @@
-"""An agent's step as modules for DeepLift, with the rules that captum lacks: products, layer norm, log-sum-exp.
+"""An agent's step as modules for DeepLift, with the rules that captum lacks (``analysis.saliency.rules``).
 
 DeepLift runs frames and baselines as one batch, frames first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from analysis.saliency import rules
 from analysis.saliency.frame import Frame
 from analysis.shared.quantities import Quantity, Reading
 
@@ -49,123 +52,149 @@ class OneFrame(nn.Module):
         return out
 
 
+aten = torch.ops.aten
+RULES: dict[Any, Callable[[], nn.Module]] = {  # captum's own rules for the first three
+    aten.relu.default: nn.ReLU, aten.sigmoid.default: nn.Sigmoid, aten.tanh.default: nn.Tanh,
+    aten.native_layer_norm.default: rules.SecantLayerNorm, aten.logsumexp.default: rules.SecantLogSumExp,
+    aten._softmax.default: rules.SecantSoftmax, aten._safe_softmax.default: rules.SecantSoftmax,
+    aten.max_pool2d_with_indices.default: rules.SecantMaxPool,
+}  # fmt: skip
+# Elementwise operations whose gradient is their rule: linear in the one tensor that depends on the frame.
+LINEAR = {
+    aten.neg.default, aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar,
+    aten.rsub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.masked_fill.Scalar,
+    aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf,
+}  # fmt: skip
+ELEMENTWISE = {aten.hardswish.default, aten._prelu_kernel.default}  # torch does not tag these as pointwise
+
+
 def modules_of(step: Callable[..., Any], like: Sequence[Tensor]) -> nn.Module:
-    """``step`` as a graph, for arguments like these, in which every nonlinearity is a module of its own."""
+    """``step`` as a graph, for arguments like these, in which every nonlinearity is a module of its own.
+
+    An operation without a rule keeps its gradient: where it is not linear, parts do not add up to the change, and the
+    completeness that is measured of every map says by how much.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with torch.no_grad():
-        graph = make_fx(step)(*like)
-    aten = torch.ops.aten
-    kinds: dict[Any, Callable[..., nn.Module]] = {
-        aten.relu.default: nn.ReLU, aten.sigmoid.default: nn.Sigmoid, aten.tanh.default: nn.Tanh,
-        aten.mul.Tensor: Product, aten.native_layer_norm.default: SecantLayerNorm,
-        aten.logsumexp.default: SecantLogSumExp,
-    }  # fmt: skip
+    with torch.no_grad(), in_single_operations():
+        graph = make_fx(step, decomposition_table=DECOMPOSED)(*like)
+    depends: set[fx.Node] = set()
     for n, node in enumerate(list(graph.graph.nodes)):
-        if node.op != "call_function":
+        if node.op == "placeholder" or (depends.intersection(node.all_input_nodes) and _continuous(node)):
+            depends.add(node)
+        if node.op != "call_function" or node not in depends:
             continue
         if isinstance(node.target, torch._ops.OpOverload):
             name = node.target._schema.name.removeprefix("aten::")
+            if node.target in (aten.view.default, aten._unsafe_view.default):  # the order in memory may be another then
+                node.target = aten.reshape.default
             if name.endswith("_"):  # in place, inside a GRU cell; the rules need both operands whole
                 node.target = getattr(getattr(aten, name[:-1]), node.target._overloadname)
-        if node.target not in kinds or (node.target is aten.mul.Tensor and len(node.all_input_nodes) < 2):
+        rule = rule_of(node, depends, len(like[0]))
+        if rule is None:
             continue
-        graph.add_submodule(f"rule_{n}", kinds[node.target]())
+        graph.add_submodule(f"rule_{n}", rule)
         inputs: tuple[Any, ...] = node.args
         if len(inputs) == 1:  # captum's hooks overwrite all of the gradient of a module's input, a residual's too
             with graph.graph.inserting_before(node):
                 inputs = (graph.graph.call_function(aten.clone.default, inputs),)
         with graph.graph.inserting_after(node):
-            node.replace_all_uses_with(graph.graph.call_module(f"rule_{n}", inputs))
+            put = graph.graph.call_module(f"rule_{n}", inputs, node.kwargs)
+        put.meta = node.meta
+        node.replace_all_uses_with(put)
         graph.graph.erase_node(node)
+        depends.add(put)
     graph.graph.lint()
     graph.recompile()
     out: nn.Module = graph
     return out
 
 
-def _secant(x: Tensor, y: Tensor, slope: Tensor) -> Tensor:
-    """(y - y0) / (x - x0) for both halves; ``slope`` where they do not differ."""
-    (dx, dy) = (torch.cat([half[0] - half[1]] * 2) for half in (x.chunk(2), y.chunk(2)))
-    same = dx.abs() < 1e-6
-    return torch.where(same, slope, dy / torch.where(same, torch.ones_like(dx), dx))
+def _continuous(node: fx.Node) -> bool:
+    """Whether a node's value is of real numbers (or several values, or unknown)."""
+    value = node.meta.get("val")
+    return not isinstance(value, Tensor) or value.is_floating_point()
 
 
-def _middle(x: Tensor) -> Tensor:
-    a, b = x.chunk(2)
-    return torch.cat([(a + b) / 2] * 2)
+def rule_of(node: fx.Node, depends: set[fx.Node], rows: int) -> nn.Module | None:
+    """The rule of an operation, some of whose arguments are among what ``depends`` on the frames, of a batch of so many
+    ``rows``; None where its gradient is the rule, or where there is none."""
+    target, found = node.target, {i: x for i, x in enumerate(node.args) if isinstance(x, fx.Node) and x in depends}
+    where, values = [*found], [x.meta.get("val") for x in found.values()]
+    by_row = all(isinstance(x, Tensor) and x.ndim and len(x) % rows == 0 for x in values)
+    if not by_row or not isinstance(target, torch._ops.OpOverload):
+        return None
+    if target in RULES:
+        return RULES[target]()
+    if target is aten.mul.Tensor and len(where) == 2:
+        return rules.Product()
+    if target is aten.div.Tensor and 1 in where:
+        return rules.Quotient(shared=len(where) == 1)
+    if target in (aten.bmm.default, aten.matmul.default) and len(where) == 2:
+        return rules.MatrixProduct()
+    if target in LINEAR or len(where) != 1 or any(isinstance(x, fx.Node) for x in node.kwargs.values()):
+        return None
+    if torch.Tag.pointwise in target.tags or target in ELEMENTWISE:
+        return rules.Secant(target, where[0])
+    return None
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return a * b
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        a, b = ctx.saved_tensors
-        return grad * _middle(b), grad * _middle(a)
-
-
-class Product(nn.Module):
-    """a * b = a0 * b0 + mean(b) (a - a0) + mean(a) (b - b0)."""
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        out: Tensor = _Product.apply(a, b) if a.shape == b.shape else a * b
-        return out
+@contextmanager
+def in_single_operations() -> Iterator[None]:
+    """While torch's fused kernels of memories and of attention are off: nothing can be said of what is inside them."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with warnings.catch_warnings(), ExitStack() as off:
+        warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN", UserWarning)  # torch, of its own flag
+        off.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        off.enter_context(torch.backends.cudnn.flags(enabled=False))
+        off.enter_context(torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH))
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
 
 
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        variance = centred.square().mean(-1, keepdim=True) + eps
-        ctx.save_for_backward(centred, variance)
-        return centred * variance.rsqrt()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        centred, variance = ctx.saved_tensors
-        scale, middle = variance.rsqrt(), _middle(centred)
-        slope = _secant(variance, scale, -0.5 * variance.pow(-1.5))
-        through = slope * (grad * middle).sum(-1, keepdim=True) * 2 * middle / centred.shape[-1]
-        out = grad * _middle(scale) + through
-        return out - out.mean(-1, keepdim=True), None
+def _gru_cell(
+    inputs: Tensor, hidden: Tensor, h: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What a GRU cell is on a GPU, where torch has one operation for it: (h, work space)."""
+    parts = []
+    for gates, bias in ((inputs, input_bias), (hidden, hidden_bias)):
+        parts.append((gates if bias is None else gates + bias).chunk(3, 1))
+    (reset_x, update_x, new_x), (reset_h, update_h, new_h) = parts
+    reset, update = (reset_x + reset_h).sigmoid(), (update_x + update_h).sigmoid()
+    new = (new_x + reset * new_h).tanh()
+    return new + update * (h - new), torch.empty_like(h)
 
 
-class SecantLayerNorm(nn.Module):
-    """Layer norm of the last axis as squares, a secant of the inverse root, and a product."""
-
-    def forward(
-        self, x: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float
-    ) -> tuple[Tensor, None, None]:
-        if len(shape) != 1:
-            raise ValueError(f"layer norm of {len(shape)} axes has no rule here")
-        return _LayerNorm.apply(x, eps) * weight + bias, None, None
-
-
-class _LogSumExp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.logsumexp(-1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        (x,) = ctx.saved_tensors
-        top = torch.cat([torch.maximum(*x.chunk(2)).amax(-1, keepdim=True)] * 2)
-        share = (x - top).exp()
-        total = share.sum(-1, keepdim=True)
-        of_log = _secant(total, total.log(), 1 / total)
-        return grad[..., None] * of_log * _secant(x, share, share)
+def _lstm_cell(
+    inputs: Tensor, hidden: Tensor, c: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What an LSTM cell is on a GPU: (h, c, work space)."""
+    gates = inputs + hidden
+    for bias in (input_bias, hidden_bias):
+        gates = gates if bias is None else gates + bias
+    take, forget, new, show = gates.chunk(4, 1)
+    after = forget.sigmoid() * c + take.sigmoid() * new.tanh()
+    return show.sigmoid() * after.tanh(), after, torch.empty_like(c)
 
 
-class SecantLogSumExp(nn.Module):
-    """Log-sum-exp of the last axis as a secant of the exponentials and one of the logarithm."""
+def _group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, cells: int, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Group norm as a layer norm of every group; mean and scale, which only torch's gradient reads, are left out."""
+    flat = x.reshape(n, groups, -1)
+    out = aten.native_layer_norm(flat, [flat.shape[-1]], None, None, eps)[0].reshape(x.shape)
+    a_channel = (1, channels, *(1,) * (x.ndim - 2))
+    out = out if weight is None else out * weight.reshape(a_channel)
+    return out if bias is None else out + bias.reshape(a_channel), x.new_empty(0), x.new_empty(0)
 
-    def forward(self, x: Tensor, axes: Sequence[int]) -> Tensor:
-        if list(axes) not in ([-1], [x.ndim - 1]):
-            raise ValueError(f"log-sum-exp over axes {list(axes)} has no rule here")
-        out: Tensor = _LogSumExp.apply(x)
-        return out
+
+DECOMPOSED: dict[Any, Callable[..., Any]] = {
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_lstm_cell.default: _lstm_cell,
+    aten.native_group_norm.default: _group_norm,
+    aten._log_softmax.default: lambda x, axis, half: x - aten.logsumexp(x, [axis], True),
+    aten.log_sigmoid_forward.default: lambda x: (-nn.functional.softplus(-x), x.new_empty(0)),
+}

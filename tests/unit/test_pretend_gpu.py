@@ -63,8 +63,8 @@ def test_modules_gradients_and_optimisers() -> None:
 
 
 def test_float32_is_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch lets convolutions round to TF32: on an H100 that made what DeepLIFT leaves over thousands of times larger,
-    and gradients through the world alone, a difference of two passes, mostly rounding."""
+    """Torch lets convolutions round to TF32: on an H100 that made gradients through the world alone, a difference of
+    two passes, mostly rounding."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     assert cli.device_of("cpu").type == "cpu" and torch.backends.cudnn.allow_tf32
     assert cli.device_of("cuda").type == "cuda"
