@@ -92,8 +92,9 @@ def _draw_course(ax: Axes, rows: Sequence[Mapping[str, Any]], world: str, colour
     at, y = _through_zero(x, [r["observed"] for r in rows])
     ax.plot(at, y, color=colour, lw=1)
     spread = [[r["observed"] - r["low"] for r in rows], [r["high"] - r["observed"] for r in rows]]
-    ax.errorbar(x, [r["observed"] for r in rows], spread, color=colour, marker="o", ms=3, lw=0, elinewidth=1, capsize=2,
-                label=name)  # fmt: skip
+    around = {"ms": 3} if world == "real" else {"ms": 6, "mfc": "none"}  # where both worlds agree both are seen
+    ax.errorbar(x, [r["observed"] for r in rows], spread, color=colour, marker="o", lw=0, elinewidth=1, capsize=2,
+                label=name, **around)  # fmt: skip
 
 
 def _through_zero(x: Sequence[float], *ys: Sequence[float]) -> list[list[float]]:
