@@ -185,7 +185,9 @@ def words_of(name: str) -> dict[str, Any]:
     """What an EnvSpec says of a game's actions and events."""
     words = {"placing": "place_", "making": "make_"}
     starting = {word: tuple(a for a in GAMES[name].actions if a.startswith(first)) for word, first in words.items()}
-    events = {"death": "ended and not truncated and reward <= 0", "reward": "reward > 0"}
+    # Who dies may be paid in that very step; the full game ends with the last boss, too, which pays.
+    death = "ended and not truncated" + ("" if "Classic" in name else " and reward <= 0")
+    events = {"death": death, "reward": "reward > 0"}
     return {"action_words": {"moving": DIRECTIONS, **starting}, "events": events}
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from core.config import nearest
 from core.contracts import EnvSpec, Field, Step, UserError
+from envs.procgen_state import state_of
 
 GAMES = (
     "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
@@ -53,6 +54,10 @@ NO_DOWN = ("climber", "jumper", "ninja")
 JUMPING = ("climber", "coinrun", "jumper", "ninja")
 ENDLESS = ("heist", "maze", "plunder")  # nobody dies there: it ends at the goal, or when the time is up
 JUMP = "action in (up, upleft, upright)"
+PAID_ON_THE_WAY = (
+    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "dodgeball", "fruitbot", "miner", "starpilot",
+)  # fmt: skip
+GOAL = 5  # in every game whoever completes a level is paid 10 or more in that step, and less for anything else
 
 
 def words_of(game: str) -> dict[str, Any]:
@@ -68,7 +73,8 @@ def words_of(game: str) -> dict[str, Any]:
     words: dict[str, tuple[str, ...]] = {"leftwards": LEFT, "rightwards": RIGHT}
     if game == "caveflyer":
         words = {}  # there they turn the ship
-    events = {} if game in ENDLESS else {"death": "ended and not truncated and reward <= 0"}
+    lost = f"reward < {GOAL}" if game in PAID_ON_THE_WAY else "reward <= 0"
+    events = {} if game in ENDLESS else {"death": f"ended and not truncated and {lost}"}
     events["reward"] = "reward > 0"
     if game in JUMPING:
         words |= {"jumping_up": ("up",), "jumping_left": ("upleft",), "jumping_right": ("upright",)}
@@ -141,12 +147,13 @@ class ProcgenEnv:
         self._threads = threads
         self._timeout = TIMEOUT_STEPS.get(options.game, DEFAULT_TIMEOUT_STEPS)
         self._env: Any = None
-        self._age = np.zeros(slots, np.int64)
+        self._age = np.zeros(slots, np.int64)  # steps of the episode
+        self._time = np.zeros(slots, np.int64)  # steps of the level: less, where levels follow each other in an episode
 
     def reset(self, seed: int) -> Step:
         self.close()
         self._env = self._make(seed)
-        self._age[:] = 0
+        self._age[:] = self._time[:] = 0
         return self._show_unmoved()
 
     def _make(self, seed: int) -> Any:
@@ -176,10 +183,11 @@ class ProcgenEnv:
     def step(self, action: np.ndarray) -> Step:
         self._env.act(np.ascontiguousarray(action, np.int32))
         reward, obs, first = self._env.observe()
-        age = self._age + 1
-        # A timeout is only told from a death by the count; a reward on that very step is an ending.
-        timed_out = first & (age >= self._timeout) & (reward == 0)
-        self._age = np.where(first, 0, age)
+        completed = np.array([info["prev_level_complete"] for info in self._env.get_info()], bool)
+        # A timeout is only told from a death by the count; a level that is completed on that very step is an ending.
+        timed_out = first & (self._time + 1 >= self._timeout) & ~completed
+        self._age = np.where(first, 0, self._age + 1)
+        self._time = np.where(first | completed, 0, self._time + 1)
         return self._show(obs["rgb"], reward.astype(np.float32), first & ~timed_out, timed_out)
 
     def _show(self, frames: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> Step:
@@ -209,6 +217,9 @@ class ProcgenEnv:
         if self._env is None:
             self._env = self._make(0)
         self._age[:] = [struct.unpack("<q", s[:8])[0] for s in states]
+        self._time[:] = self._age
+        if self.options.use_sequential_levels:
+            self._time[:] = [state_of(s).episode["cur_time"] for s in states]
         self._env.callmethod("set_state", [s[8:] for s in states])
         return self._show_unmoved()
 
