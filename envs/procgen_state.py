@@ -332,7 +332,7 @@ class State:
         if game == "heist" and (keys := self._beyond_keys()):
             raise UserError(f"this level of heist has {self.own['keys']} colours of keys, not colour {keys[0]}")
         h, w = self.cells.shape
-        if not (0 <= agent["x"] < w and 0 <= agent["y"] < h):
+        if not (0 <= agent["x"] <= w and 0 <= agent["y"] <= h):  # bigfish's may be at the very border
             raise UserError(f"the agent at ({agent['x']:.3g}, {agent['y']:.3g}) is outside of a world of {w} by {h}")
         self._check_pictures()
         if len(data := self._joined()) > LONGEST:

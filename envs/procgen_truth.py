@@ -158,6 +158,7 @@ def _things(
     value_C, slot_C, x_C, y_C = (np.concatenate(parts) for parts in zip(*cells, strict=True))
     for name in names:
         mine = np.isin(entities.type_M, THINGS[game][name].entities)
+        mine &= np.array([not hidden(s, name) for s in states])[entities.slot_M]
         too = np.isin(value_C, THINGS[game][name].cells)
         slot_N, x_N, y_N = (
             np.concatenate([of_M[mine], of_C[too]])
@@ -344,10 +345,15 @@ def kinds_of(game: str) -> tuple[str, ...]:
 
 def in_view(state: State, name: str, at: tuple[float, float] | None = None) -> bool:
     """Whether a thing of this name (at: the one there) has its middle in the picture."""
-    places = state.places(name)
+    places = state.places(name)[: 0 if hidden(state, name) else None]
     if at is not None and len(places):
         places = places[np.hypot(*(places - at).T).argmin()][None]
     return bool(shown(state, places).any())
+
+
+def hidden(state: State, name: str) -> bool:
+    """Whether the state keeps such things that are not there at the moment: bossfight's shields, when they are down."""
+    return (state.game, name) == ("bossfight", "shields") and not state.own["shields_are_up"]
 
 
 def shown(state: State, places_N2: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ from envs.procgen_state import (
     state_of,
 )  # fmt: skip
 from envs.procgen_tracks import Followed
-from envs.procgen_truth import AHEAD, TRUTH_EVENTS, WithTruth, columns_of, parse_truth, truth_of
+from envs.procgen_truth import AHEAD, TRUTH_EVENTS, WithTruth, columns_of, in_view, parse_truth, truth_of
 
 EXTREME = ("chaser", "dodgeball", "leaper", "starpilot")
 MODES = [(game, mode) for game in GAMES for mode in ("easy", "hard")]
@@ -278,6 +278,33 @@ def test_what_is_in_view_is_in_the_picture(made: Made, game: str, thing: str) ->
     assert (before[gone] != hidden[gone]).any((1, 2, 3)).sum() <= len(gone) // 4  # at most an edge of some shows
 
 
+def test_shields_are_there_while_they_are_up(made: Made) -> None:
+    """The game keeps them in its state, and draws none, while they are down."""
+    env = made("bossfight", slots=2)
+    up, down = (state_of(snapshot) for snapshot in env.snapshot())
+    up.own["shields_are_up"], down.own["shields_are_up"] = 1, 0
+    frames = env.restore([snapshot_of(s, old) for s, old in zip((up, down), env.snapshot(), strict=True)]).obs["frames"]
+    truth = truth_of([up, down])
+    assert truth["shields_count"].tolist() == truth["shields_in_view"].tolist() == [1, 0]
+    assert np.isnan(truth["shields_dx"]).tolist() == [False, True]
+    assert in_view(up, "shields") and not in_view(down, "shields")
+    for state in (up, down):
+        state.entities["x"][state.of("shields")] = 0
+    moved = env.restore([snapshot_of(s, old) for s, old in zip((up, down), env.snapshot(), strict=True)]).obs["frames"]
+    assert (moved != frames).any((1, 2, 3)).tolist() == [True, False]
+
+
+def test_an_agent_at_the_very_border_is_inside(made: Made) -> None:
+    """Where bigfish put it: such starts were refused as outside of the world."""
+    env = made("bigfish", slots=1)
+    (snapshot,) = env.snapshot()
+    state = state_of(snapshot)
+    state.agent["x"] = state.cells.shape[1]
+    env.restore([snapshot_of(state, snapshot)])
+    env.step(np.array([4]))
+    assert truth_of([state_of(env.snapshot()[0])])["time"] == state.episode["cur_time"] + 1
+
+
 def collected(env: ProcgenEnv, snapshot: bytes, thing: str) -> tuple[int, float, bool]:
     """(things collected, rewards together, whether the level is completed): each thing in turn is brought to the
     agent, until the episode ends or none is left."""
@@ -378,10 +405,9 @@ def said(env: ProcgenEnv, step: Step, event: str) -> bool:
     ("game", "mode", "killer", "paid"),
     [("chaser", "easy", "egg", "orb"), ("climber", "hard", "enemy", "coin"), ("fruitbot", "easy", "barrier", "good")],
 )
-def test_who_is_paid_in_the_step_that_kills_has_died(
-    made: Made, game: str, mode: str, killer: str, paid: str
-) -> None:
+def test_who_is_paid_in_the_step_that_kills_has_died(made: Made, game: str, mode: str, killer: str, paid: str) -> None:
     """Of chaser's deaths under random play one in nine was none: an orb was eaten in the same step."""
+
     def hatched(state: State) -> None:
         state.entities["type"][state.entities["type"] == 4] = 6
 
