@@ -44,6 +44,7 @@ from core.contracts import UserError
 from core.files import (
     AGAIN,
     DIFFERS,
+    CannotFilm,
     Rows,
     csv_bytes,
     csv_of,
@@ -247,10 +248,12 @@ class Run:
     @contextmanager
     def figures(self) -> Iterator[None]:
         """A block that draws what is saved.  An error in it costs the figures, not the numbers: the run becomes whole,
-        with the fact ``figures`` that says what failed, and then ``new_run`` raises the error.  A UserError and what
-        the system refuses (a full disk) end the run as anywhere."""
+        with the fact ``figures`` that says what failed, and then ``new_run`` raises the error.  So does a video that
+        ffmpeg cannot write.  Another UserError and what the system refuses (a full disk) end the run as anywhere."""
         try:
             yield
+        except CannotFilm as error:
+            self.undrawn = self.undrawn or error
         except Exception as error:
             if isinstance(error, UserError) or _users_part(error, self.path) is not None:
                 raise

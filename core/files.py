@@ -60,6 +60,10 @@ class CannotWrite(UserError):
     """The system refuses."""
 
 
+class CannotFilm(CannotWrite):
+    """A video is refused by the program that writes it: of what is written beside it that says nothing."""
+
+
 def refused(error: OSError, where: Path) -> CannotWrite | None:
     """One line on what the system refuses: the file that the error names, else ``where``; None for other errors."""
     if error.errno not in REMEDIES:

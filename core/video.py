@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from core.contracts import UserError
-from core.files import CannotWrite, save_picture
+from core.files import CannotFilm, save_picture
 
 
 def check_video(instead: str = "--no-video") -> None:
@@ -33,8 +33,9 @@ def write_video(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> Non
             for frame in frames:
                 writer.append_data(frame)
     except OSError as error:  # ffmpeg is a process of its own, and says why on many lines
+        path.unlink(missing_ok=True)
         reason = (str(error).splitlines() or ["it ended"])[-1]
-        raise CannotWrite(f"{path}: ffmpeg cannot write it ({reason}); free some space, or write elsewhere") from error
+        raise CannotFilm(f"{path}: ffmpeg cannot write it ({reason}); free some space, or write elsewhere") from error
 
 
 def write_gif(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> None:

@@ -265,6 +265,21 @@ def test_a_figure_that_fails_costs_no_number(
         assert kept() == 3.5
 
 
+def test_a_video_that_ffmpeg_cannot_write_costs_no_number(tmp_path: Path) -> None:
+    """It was a user's mistake by its kind, which undid a saliency of hours."""
+    from core.video import write_video
+
+    out, result = tmp_path / "r", Result()
+    result.scalar("number", 1.5, "units")
+    said = f"{out / 'gone' / 'v.mp4'}: ffmpeg cannot write it"
+    with pytest.raises(UserError, match=said), new_run(out, "saliency", {}) as run:
+        result.save(run.path)
+        with run.figures():
+            write_video(run.path / "gone" / "v.mp4", [np.zeros((64, 64, 3), np.uint8)] * 9)
+    assert Result.load(out).scalars["number"]["value"] == 1.5 and artefacts.verify(out) == []
+    assert read_manifest(out)["facts"]["figures"].startswith("failed: CannotFilm")
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_directory_that_is_removed_under_a_run_is_one_line(again: bool, tmp_path: Path) -> None:
     """The run may be new, or gone on with."""
