@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -99,9 +100,20 @@ def classes_of(spec: EnvSpec) -> tuple[str, ...]:
 
 def held_out_pool(spec: EnvSpec, start_level: int, num_levels: int) -> dict[str, Any]:
     """Options of ``make`` for starts that no training sees: these levels where the world has levels (Procgen), else the
-    split "held_out"."""
-    has_levels = spec.env_id.partition("/")[0] == "procgen"
-    return {"start_level": start_level, "num_levels": num_levels} if has_levels else {"split": "held_out"}
+    split "held_out".  UserError for a pool that is none or all levels; of levels among those of the training a warning.
+    """
+    if spec.env_id.partition("/")[0] != "procgen":
+        return {"split": "held_out"}
+    if num_levels < 1:
+        raise UserError(f"--num_levels must be at least 1, not {num_levels}"
+                        + ": all levels, those of the training among them" * (num_levels == 0))  # fmt: skip
+    low, count = spec.options.get("start_level", 0), spec.options.get("num_levels", 0)
+    if start_level < low + count and low < start_level + num_levels:
+        print(
+            f"warning: levels {start_level} to {start_level + num_levels - 1} overlap those of the training ({low} to "
+            f"{low + count - 1}): what is found there is not of levels that the agent never saw", file=sys.stderr,
+        )  # fmt: skip
+    return {"start_level": start_level, "num_levels": num_levels}
 
 
 def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", **options: Any) -> VecEnv:

@@ -27,7 +27,7 @@ from envs.craftax import CraftaxEnv, CraftaxOptions
 from envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
 from envs.planted import KINDS, PlantedOptions, PlantedWorld
 from envs.procgen import GAMES, HELD_OUT_LEVEL, ProcgenEnv, ProcgenOptions, options_of
-from envs.registry import make, renewed
+from envs.registry import held_out_pool, make, renewed
 
 COINRUN = ProcgenOptions(game="coinrun", use_backgrounds=False, restrict_themes=True)
 CARTPOLE = GymnasiumOptions(action_names=["left", "right"])
@@ -295,6 +295,18 @@ def test_every_game_steps_and_restores(game: str) -> None:
             identical(x, y)
     finally:
         env.close()
+
+
+def test_a_pool_of_levels_says_where_the_training_saw_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of --num_levels 0, which is all levels, an intervention's pools were taken for apart."""
+    spec = ProcgenEnv(ProcgenOptions(start_level=10, num_levels=90), 1).spec
+    for none in (0, -1):
+        with pytest.raises(UserError, match=f"--num_levels must be at least 1, not {none}"):
+            held_out_pool(spec, 700, none)
+    assert held_out_pool(spec, 100, 5) == {"start_level": 100, "num_levels": 5}
+    assert held_out_pool(spec, 0, 10)["num_levels"] == 10 and not capsys.readouterr().err
+    held_out_pool(spec, 99, 5)
+    assert "warning: levels 99 to 103 overlap those of the training (10 to 99)" in capsys.readouterr().err
 
 
 def test_procgen_timeout_is_a_truncation() -> None:

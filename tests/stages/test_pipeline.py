@@ -86,6 +86,14 @@ def test_samples_are_what_the_simulator_says(pipeline: Path) -> None:
         assert np.array_equal(out.action[b, : episode.steps], episode.action)
 
 
+def test_a_recording_says_where_it_holds_more_episodes_than_asked(
+    pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*DEBUG, "--agent", f"{pipeline}/agent", "--out", f"{tmp_path}/a", "--episodes", "3", "--slots", "2"]
+    record.main(cli.parse(record.RecordConfig, argv, record.STAGE))
+    assert "note: 4 episodes are recorded for --episodes 3: as many of each of the 2 slots" in capsys.readouterr().err
+
+
 def test_recording_is_determined_by_its_seed(pipeline: Path, tmp_path: Path) -> None:
     for name, seed in (("a", "0"), ("b", "0"), ("c", "1")):
         argv = [*DEBUG, "--agent", f"{pipeline}/agent", "--out", f"{tmp_path}/{name}", "--episodes", "2"]

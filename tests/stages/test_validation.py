@@ -404,6 +404,7 @@ def test_mistakes_of_fidelity_leave_nothing_on_disk(dirs, changed, said):
         ({"simulator": ("simulator", "simulator")}, "is the same as"),
         ({"simulator": ("simulator", "simulator2")}, "the members of an ensemble are of one agent"),
         ({"behaviours": "rollouts"}, "behaviours"),
+        ({"choosing_level": -1}, "--choosing_level must be at least 0, not -1"),
     ],
 )
 def test_mistakes_leave_nothing_on_disk(dirs, flags, said):

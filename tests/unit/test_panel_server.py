@@ -86,6 +86,15 @@ def test_a_question_is_checked(values: Mapping[str, Any], says: str) -> None:
         asked_of(values, 3)
 
 
+def test_a_question_of_a_short_run_is_of_its_last_step() -> None:
+    """It was refused for a target step that nobody had named."""
+    assert asked_of({"start": 0, "horizon": 2}, 3).target == 2
+    assert asked_of({"start": 0, "horizon": 9}, 3).target == 4
+    for values in ({"start": 0, "horizon": 2, "target": 4}, {"start": 0, "horizon": 0}, {"start": 0, "horizon": -1}):
+        with pytest.raises(UserError, match="horizon must be from 1"):
+            asked_of(values, 3)
+
+
 @pytest.fixture
 def address() -> Iterator[tuple[Served, str]]:
     """A server that has nothing yet, and its address."""

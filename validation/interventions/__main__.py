@@ -151,6 +151,7 @@ def _two(smallest: Sequence[float]) -> tuple[float, float]:
 
 def check(config: InterventionsConfig) -> StudyOptions:
     """What the study needs of the configuration; UserError on anything it cannot run with."""
+    cli.require(0, choosing_level=config.choosing_level, start_level=config.start_level)
     largest = 0
     directions: tuple[int, ...] = ()
     if config.hypotheses:

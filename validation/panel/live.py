@@ -83,6 +83,8 @@ def asked_of(values: Mapping[str, Any], starts: int) -> Asked:
         raise UserError(f"start must be a number from 0 to {starts - 1}")
     if not -1 <= asked.donor < starts:
         raise UserError(f"donor must be another start, from 0 to {starts - 1}")
+    if "target" not in values:  # of a short run its last step
+        asked = replace(asked, target=min(asked.target, max(asked.horizon, 0)))
     if not 1 <= asked.horizon <= LONGEST or not 0 <= asked.target <= asked.horizon:
         raise UserError(f"horizon must be from 1 to {LONGEST}, and target from 0 to it")
     if asked.change and asked.edit:
