@@ -281,6 +281,7 @@ class ContextWorld(nn.Module):
     """
 
     informed = "recorded"  # generative.starts
+    reward_unit = 1.0  # rewards are learned in this unit; what is shown is in the recordings' own
 
     def __init__(self, config: ModelConfig, spec: EnvSpec, memory_size: int, bounded: bool = True) -> None:
         super().__init__()
@@ -406,7 +407,8 @@ class ContextWorld(nn.Module):
     def shown(self, frame: Tensor, d_ND: Tensor, known_NK: Tensor) -> Shown:
         """A frame, and the outcome of the transition that leads to it."""
         told = self.outcome(known_NK)
-        return Shown(self.as_shown(frame), told.reward, torch.sigmoid(told.ended), d_ND, paid_B2=told.paid_N2)
+        reward = self.reward_unit * told.reward
+        return Shown(self.as_shown(frame), reward, torch.sigmoid(told.ended), d_ND, paid_B2=told.paid_N2)
 
     def go_on(self, state: ContextState, action_BA: Tensor, noise: Tensor | None = None) -> tuple[ContextState, Tensor]:
         """The next state, and what rewards and endings are read from."""

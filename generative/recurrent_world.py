@@ -68,6 +68,7 @@ class RSSMWorld(nn.Module):
     """
 
     informed = "inferred"  # generative.starts
+    reward_unit = 1.0  # rewards are learned in this unit; what is shown is in the recordings' own
     encoder: nn.Module
     embed: nn.Module
     rssm: RSSM
@@ -151,7 +152,8 @@ class RSSMWorld(nn.Module):
 
     def shown(self, obs: dict[str, Tensor], d_BD: Tensor) -> Shown:
         """What is shown of a step: the observation, and the reward and ending that are read from d."""
-        return Shown(obs, self.reward_head(d_BD)[:, 0], torch.sigmoid(self.terminal_head(d_BD)[:, 0]), d_BD)
+        reward, ending = self.reward_unit * self.reward_head(d_BD)[:, 0], torch.sigmoid(self.terminal_head(d_BD)[:, 0])
+        return Shown(obs, reward, ending, d_BD)
 
     # From a latent to a rollout
 
@@ -267,7 +269,7 @@ class RSSMWorld(nn.Module):
         that have seen them, reward and ending foretold from the frames before."""
         path, said = self.path(obs, action_BL, seen_BL)
         d, frames = path.d_BLD, {k: x.unflatten(0, seen_BL.shape) for k, x in self.show(said).items()}
-        reward, ending = self.reward_head(d)[..., 0], torch.sigmoid(self.terminal_head(d)[..., 0])
+        reward, ending = self.reward_unit * self.reward_head(d)[..., 0], torch.sigmoid(self.terminal_head(d)[..., 0])
         return [
             Shown({k: x[:, i] for k, x in frames.items()}, reward[:, i], ending[:, i], d[:, i])
             for i in range(d.shape[1])

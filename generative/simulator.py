@@ -48,6 +48,7 @@ KINDS: Mapping[str, type[VectorWorld] | type[GridWorld] | type[ContextWorld]] = 
     "grid": GridWorld,
     "context": ContextWorld,
 }  # by ModelConfig.layout
+REWARD_UNIT = "reward_unit"  # in simulator.json, where it is not 1
 AGENT = "agent"  # folder of a simulator's run directory with that of its agent, where this is not a RecurrentAgent
 
 
@@ -131,6 +132,7 @@ def save_simulator(
     """
     agent = simulator.agent
     about: dict[str, Any] = {"model": to_json(simulator.world.config), "spec": simulator.world.spec.to_json()}
+    about |= {REWARD_UNIT: simulator.world.reward_unit} if simulator.world.reward_unit != 1 else {}
     if beside:
         about[BESIDE] = fingerprint(agent)
     elif type(agent) is RecurrentAgent:  # a class made of it is another agent
@@ -183,6 +185,7 @@ def load_simulator(path: Path, device: torch.device | str = "cpu", name: str = W
         raise UserError(f"{path / 'simulator.json'} is not the description of a simulator; copy or train it again")
     agent = _agent_of(path, about)
     simulator = simulator_of(from_json(ModelConfig, about["model"]), agent)
+    simulator.world.reward_unit = float(about.get(REWARD_UNIT, 1))
     load_weights(as_module(simulator, with_agent=BESIDE not in about), path, name)
     as_module(simulator).to(device).eval().requires_grad_(False)
     return simulator

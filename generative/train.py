@@ -69,6 +69,7 @@ STAGE = "train_gen_model"
 LAST = "last.safetensors"
 RELATED = 0.5  # least cosine of weights of which a mean is taken: .96 where one went on from the other, 0 where not
 SHOWN = 4  # windows in a reconstruction video
+REWARDS = (0.1, 100.0)  # sizes of the largest reward, return, that are learned as they are
 ROLLED = 32  # windows at once from which rewards and endings are learned
 CHUNK = 256  # episodes whose vectors are in memory at once
 STATE = (
@@ -154,8 +155,8 @@ def columns_of(store: RolloutStore) -> list[str]:
     return [*(f"obs/{name}" for name in store.spec.obs), "h", *state, "action", "reward"]
 
 
-def to_batch(window: Window, initial_frames: int, device: torch.device) -> Batch:
-    """A store's window as the loss wants it: row I-1 of the window is simulated step 0."""
+def to_batch(window: Window, initial_frames: int, device: torch.device, reward_unit: float = 1.0) -> Batch:
+    """A store's window as the loss wants it: row I-1 of the window is simulated step 0; rewards in ``reward_unit``."""
     at, before = initial_frames - 1, initial_frames - 2
 
     def tensor(x: np.ndarray) -> Tensor:
@@ -166,7 +167,7 @@ def to_batch(window: Window, initial_frames: int, device: torch.device) -> Batch
         obs={k.removeprefix("obs/"): tensor(x) for k, x in window.columns.items() if k.startswith("obs/")},
         seen=tensor(window.seen[:, at:]),
         happened=tensor(window.acted[:, before:-1]),
-        reward=tensor(window["reward"][:, before:-1]),
+        reward=tensor(window["reward"][:, before:-1]) / reward_unit,
         terminal=tensor(window.terminated[:, before:-1].astype(np.float32)),
         action=tensor(window["action"][:, at:]),
         h=tensor(window["h"][:, at:]),
@@ -185,6 +186,15 @@ def statistics(store: RolloutStore, name: str, episodes: Sequence[int]) -> tuple
         count, total, squares = count + len(x), total + x.sum(0), squares + (x**2).sum(0)
     mean = total / count
     return (origin + mean).astype(np.float32), np.sqrt(np.maximum(squares / count - mean**2, 0)).astype(np.float32)
+
+
+def unit_of_rewards(store: RolloutStore, episodes: Sequence[int]) -> float:
+    """The unit in which rewards are learned: 1, or where the largest of some episodes lies outside of REWARDS its size.
+    The squared error of rewards of a million is all of the loss, and nothing else is learned; of a millionth, none of
+    it."""
+    parts = (episodes[i : i + CHUNK] for i in range(0, len(episodes), CHUNK))
+    largest = max(float(np.abs(store.pooled("reward", episodes=part)[0]["reward"]).max(initial=0)) for part in parts)
+    return 1.0 if largest == 0 or REWARDS[0] <= largest <= REWARDS[1] else largest
 
 
 def let_run(simulator: Simulator[TrainedWorld], batch: Batch, actions: Tensor | None = None) -> Trajectory:
@@ -409,6 +419,12 @@ def take_weights(simulator: Simulator[TrainedWorld], paths: Sequence[Path], mode
         for name in (k for k in read_by if found and not torch.equal(have[k], found[0][k])):
             raise UserError(f"{path} reads its world by other statistics than {paths[0]} ({name} differs), so "
                             "--begin_with cannot take the mean of their weights")  # fmt: skip
+        unit = earlier.world.reward_unit
+        if found and unit != simulator.world.reward_unit:
+            raise UserError(f"{path} learned rewards in units of {unit:g}, {paths[0]} in units of "
+                            f"{simulator.world.reward_unit:g}, so --begin_with cannot take the mean of their "
+                            "weights")  # fmt: skip
+        simulator.world.reward_unit = unit
         alike = _alike({k: (have[k], found[0][k]) for k in want if have[k].ndim > 1}) if found else 1.0
         if alike < RELATED:
             raise UserError(f"{path} and {paths[0]} were trained apart (cosine of their weights {alike:.2f}), so the "
@@ -502,6 +518,8 @@ class Trainer:
         for name, scale in simulator.world.scales.items():
             if scale is not None and not config.begin_with:
                 scale.fit(*map(torch.from_numpy, statistics(store, name, [usable[i] for i in train])))
+        if not config.begin_with:
+            simulator.world.reward_unit = unit_of_rewards(store, [usable[i] for i in train])
         # What is validated and saved: the weights, or their running average; in full precision.
         self.kept = copy.deepcopy(simulator)
         self.kept.world.eval().requires_grad_(False).precision = Precision()
@@ -626,7 +644,7 @@ class Trainer:
     def batch_at(self, store: RolloutStore, starts: np.ndarray, length: int) -> Batch:
         """Windows of ``length`` observations at starts int64 [N, 2] of a store."""
         window = store.read_windows(self.columns, starts, length)
-        return to_batch(window, self.config.model.initial_frames, self.device)
+        return to_batch(window, self.config.model.initial_frames, self.device, self.simulator.world.reward_unit)
 
     def stop(self, why: str) -> None:
         """Give up, saying what is left."""

@@ -138,3 +138,14 @@ def test_endings_alone_are_the_endings_and_transitions_count_by_their_weights() 
     once = outcome_loss(world, told, 20.0)
     weighed = outcome_loss(world, told._replace(weight_N=torch.arange(float(len(once)))), 20.0)
     torch.testing.assert_close(weighed, once * torch.arange(float(len(once))))
+
+
+def test_a_reward_is_shown_in_its_own_unit() -> None:
+    world, batch = context(dtype=torch.float32).world.eval(), a_batch(torch.float32)
+    state, _ = world.begin_at({k: x[:, : world.initial_frames] for k, x in batch.obs.items()})
+    acted = one_hot(batch.action[:, 0], world.spec.parts, state.d_BD)
+    plain = world.step(state, acted)[1]
+    world.reward_unit = 1e6
+    large = world.step(state, acted)[1]
+    torch.testing.assert_close(large.reward_B, 1e6 * plain.reward_B)
+    assert large.paid_B2 is not None and plain.paid_B2 is not None and torch.equal(large.paid_B2, plain.paid_B2)

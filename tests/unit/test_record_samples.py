@@ -126,6 +126,15 @@ def test_stochastic_samples_can_be_made_again(runs: Path, tmp_path: Path) -> Non
     assert "noise" not in modal.meta(0)
 
 
+def test_a_simulator_keeps_the_unit_of_its_rewards(runs: Path, tmp_path: Path) -> None:
+    simulator = load_simulator(runs / "simulator")
+    assert simulator.world.reward_unit == 1 and "reward_unit" not in (runs / "simulator/simulator.json").read_text()
+    simulator.world.reward_unit = 2.5e6
+    with artefacts.new_run(tmp_path / "s", "train_gen_model", {}) as run:
+        save_simulator(simulator, run.path)
+    assert load_simulator(tmp_path / "s").world.reward_unit == 2.5e6
+
+
 @pytest.mark.parametrize(
     ("part", "said"), [("decoder", "frames"), ("reward_head", "rewards"), ("terminal_head", "chances of ending")]
 )

@@ -30,7 +30,15 @@ from generative.record_samples import noise_of, parse_actions, to_episodes
 from generative.recurrent_world import RSSMWorld
 from generative.rssm import ModelConfig
 from generative.simulator import as_module, simulator_of, teacher_forced
-from generative.train import columns_of, free_running_errors, reconstructions, statistics, to_batch, whole_error
+from generative.train import (
+    columns_of,
+    free_running_errors,
+    reconstructions,
+    statistics,
+    to_batch,
+    unit_of_rewards,
+    whole_error,
+)
 from generative.vector import VectorWorld
 
 REAL = Field(shape=(3,), dtype="float32")
@@ -495,6 +503,22 @@ def test_a_number_that_never_changes_keeps_its_units(tmp_path: Path) -> None:
     scale = Scale(3)
     scale.fit(*map(torch.from_numpy, statistics(store, "speed", range(4))))
     assert torch.equal(scale.deviation, torch.ones(3)) and torch.allclose(scale.mean, torch.tensor([1e4, 0.0, 0.1]))
+
+
+@pytest.mark.parametrize(("size", "unit"), [(1e6, 9e6), (1e-6, 9e-6), (1.0, 1.0), (0.0, 1.0)])
+def test_rewards_of_any_size_are_learned_and_shown_in_their_own(size: float, unit: float, tmp_path: Path) -> None:
+    """Rewards of a million were all of the loss: with their gradient clipped nothing else was learned."""
+    reward = (size * np.arange(1, 10)).astype(np.float32)
+    with store_of(tmp_path / "r", reward=reward) as store:
+        assert unit_of_rewards(store, range(4)) == pytest.approx(unit)
+        window = store.read_windows(columns_of(store), np.array([[0, 3]]), 2 - 1 + L)
+        batch = to_batch(window, 2, torch.device("cpu"), unit)
+    torch.testing.assert_close(batch.reward[0] * unit, torch.from_numpy(reward[3:8]))
+    for simulator in (rooms(), rooms(config=RESIDUAL)):
+        z = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
+        plain = simulator.rollout(z, 3).reward
+        simulator.world.reward_unit = unit
+        torch.testing.assert_close(simulator.rollout(z, 3).reward, unit * plain)
 
 
 def test_half_precision_leaves_statistics_alone() -> None:
