@@ -39,6 +39,7 @@ SOLID = {  # cells that hold the agent up, besides 51
 UNSEEN = 19  # CoinRun's barriers of monsters: a cell that is empty to all others
 BY_CELLS = ("maze", "miner")  # the agent moves by whole cells
 REACH = 1.5  # cells within which something is 'the one at X Y'
+ONE_BOSS = (("move", "shields"), ("add", "shields"), ("add", "boss"))
 SIZES = {("coinrun", "saw"): 0.5, ("coinrun", "monster"): 0.5, ("coinrun", "crate"): 0.5}  # what no level need hold
 
 
@@ -87,6 +88,10 @@ class Edit:
         if self.ahead is not None and game not in SIDEWAYS:
             raise UserError(
                 f"{self.words}: 'ahead' is for games seen from the side ({', '.join(SIDEWAYS)}); say 'at X Y'"
+            )
+        if game == "bossfight" and (self.verb, self.thing) in ONE_BOSS:
+            raise UserError(
+                f"{self.words}: bossfight has one boss, and puts its shields there at every step; say 'move boss ...'"
             )
         if self.verb == "remove" and self.thing in NEEDED.get(game, ()):
             raise UserError(f"{self.words}: {game} cannot go on without its {self.thing}")
@@ -174,6 +179,9 @@ class Edit:
                 x, y = math.floor(x) + 0.5, math.floor(y) + 0.5
                 entity["vx"] = entity["vy"] = 0
             entity["x"], entity["y"] = x, y
+            if self.thing == "boss":
+                for shields in state.of("shields"):
+                    state.entities["x"][shields], state.entities["y"][shields] = x, y
 
     def _moved(self, x: float, y: float) -> tuple[float, float]:
         if self.to is not None:

@@ -294,6 +294,19 @@ def test_shields_are_there_while_they_are_up(made: Made) -> None:
     assert (moved != frames).any((1, 2, 3)).tolist() == [True, False]
 
 
+def test_a_boss_is_moved_with_its_shields(made: Made) -> None:
+    """They stood where it had been in the picture of the edit, and a step later where it was."""
+    env = made("bossfight", slots=1)
+    (snapshot,) = env.snapshot()
+    before, state = state_of(snapshot), parse_edit("move boss by 2 0", "bossfight").apply(state_of(snapshot))
+    np.testing.assert_allclose(state.places("boss"), before.places("boss") + (2, 0), atol=1e-5)
+    np.testing.assert_allclose(state.places("shields"), state.places("boss"))
+    env.restore([snapshot_of(state, snapshot)])
+    env.step(np.array([4]))
+    (after,) = (state_of(s) for s in env.snapshot())
+    np.testing.assert_allclose(after.places("shields"), after.places("boss"))
+
+
 def test_an_agent_at_the_very_border_is_inside(made: Made) -> None:
     """Where bigfish put it: such starts were refused as outside of the world."""
     env = made("bigfish", slots=1)
@@ -531,6 +544,8 @@ def test_edits_that_do_not_parse_are_refused(text: str, said: str) -> None:
         ("maze", "add wall at ahead 1", "say 'at X Y'"), ("chaser", "add wall at 5 5", "cannot be edited"),
         ("chaser", "remove wall", "walls of chaser cannot be edited"), ("maze", "set wall_theme 1", "no themes of"),
         ("jumper", "remove goal", "cannot go on without"), ("bossfight", "remove boss nearest", "cannot go on without"),
+        ("bossfight", "move shields by 3 0", "puts its shields there at every step"),
+        ("bossfight", "add boss at 5 5", "bossfight has one boss"),
     ],
 )  # fmt: skip
 def test_edits_that_no_level_allows_are_refused_as_they_are_read(game: str, text: str, said: str) -> None:
