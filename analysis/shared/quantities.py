@@ -7,6 +7,7 @@ direction of a basis of hidden or world states.  Actions that do the same are on
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -116,6 +117,9 @@ def find_quantities(
     out: list[Quantity] = []
     for name in names:
         if name in known:
+            if direction_of(name, basis_kind):
+                of_basis = f"{basis_kind}:{name}"
+                print(f"note: {name!r} is the action of that name; the direction is {of_basis}", file=sys.stderr)
             out.append(known[name])
         elif name in stands_for:
             raise UserError(f"{name!r} does the same as {stands_for[name]!r} in this world: ask for {stands_for[name]}")

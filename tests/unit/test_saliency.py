@@ -144,6 +144,15 @@ def test_an_unknown_quantity_lists_those_that_exist() -> None:
         find_quantities(["ica_3"], SPEC, lambda kind: some_basis(5))
 
 
+def test_an_action_called_by_a_number_is_told_from_a_direction(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = replace(SPEC, action_names=tuple(map(str, range(len(SPEC.action_names)))), same_actions=(), action_words={})
+    found = find_quantities(["1", "ica:1"], spec, lambda kind: some_basis(8, 5))
+    assert [q.unit for q in found] == ["nats", "coordinate"]
+    assert capsys.readouterr().err == "note: '1' is the action of that name; the direction is ica:1\n"
+    find_quantities(["1"], SPEC, lambda kind: some_basis(8, 5))
+    assert not capsys.readouterr().err
+
+
 def test_a_direction_with_a_label_is_a_quantity_by_it() -> None:
     labelled = replace(some_basis(8, 5), kind="probe", facts={"targets": {"probe:0": "row", "probe:2": "drink"}})
     named = find_quantities(["probe:drink", "probe:0", "probe:1"], SPEC, lambda kind: labelled)
