@@ -18,6 +18,7 @@ import copy
 import importlib.machinery
 import importlib.util
 import json
+import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from core.config import ROOT, from_json, nearest
 from core.contracts import REWARD, EnvSpec, Field, Step, UserError
@@ -290,7 +292,8 @@ class GymnasiumEnv:
         self._row: list[dict[str, np.ndarray]] = []  # observation of every slot
 
     def _copies_go_on_alike(self, env: Any) -> bool:
-        """Whether a deep copy, stepped first, leaves the original alone, which then does the same."""
+        """Whether a deep copy, stepped first, leaves the original alone, which then does the same.  Not where its steps
+        draw from generators that all share: a copy has none of its own, and what it draws may show later than here."""
         self._begin(env, 0)
         rng = np.random.default_rng(0)
         sizes, start = _sizes_of(env.action_space, "")
@@ -305,11 +308,12 @@ class GymnasiumEnv:
                     break
             return seen
 
+        shared = _shared_generators()
         try:
             ahead = outcome(copy.deepcopy(env))
         except Exception:  # whatever a foreign copy raises, made or stepped (EzPickle's is a new one, not yet reset)
             return False
-        return _same(ahead, outcome(env))
+        return _same(ahead, outcome(env)) and shared == _shared_generators()
 
     def _begin(self, env: Any, seed: int) -> dict[str, np.ndarray]:
         try:
@@ -432,6 +436,13 @@ def _stepped(env: Any, action_P: np.ndarray) -> tuple[Any, float, bool, bool, An
         )
     obs, reward, terminated, truncated, info = answer
     return obs, float(reward), bool(terminated), bool(truncated), info
+
+
+def _shared_generators() -> list[bytes]:
+    """The states of the generators that a whole process shares (random, numpy.random, torch)."""
+    numpys = np.random.get_state(legacy=False)["state"]
+    own = [numpys["key"].tobytes(), str(numpys["pos"]).encode()]
+    return [*own, repr(random.getstate()).encode(), torch.get_rng_state().numpy().tobytes()]
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -92,5 +92,5 @@ def quietly() -> Iterator[None]:
     """Without captum's notes of what it does to modules and inputs on its way."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*Setting forward, backward hooks", UserWarning)
-        warnings.filterwarnings("ignore", "Input Tensor . did not already require gradients", UserWarning)
+        warnings.filterwarnings("ignore", r"Input Tensor \d+ did not already require gradients", UserWarning)
         yield

@@ -210,7 +210,14 @@ class Env(Env, gymnasium.utils.EzPickle):
         self.age += 1
         return np.full(2, self.age), 0.0, False, False, {}
 """
-    for body in (no_copy, shared, made_anew):
+    rarely_seen = """
+import random
+class Env(Env):
+    def step(self, action):
+        return np.full(2, random.random() < 1e-9, np.float32), 0.0, False, False, {}
+"""
+    numpys = rarely_seen.replace("random.random()", "np.random.random()")
+    for body in (no_copy, shared, made_anew, rarely_seen, numpys):
         env = world(module(tmp_path / "m.py", body))
         assert not env.spec.can_snapshot
         env.reset(0)

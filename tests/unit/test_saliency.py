@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from analysis.saliency import checks, explain, figures, randomisation
 from analysis.saliency.__main__ import parse_sample_ids
 from analysis.saliency.attributions import deeplift, explainer, integrated, latent, occlusion
 from analysis.saliency.config import SaliencyConfig
-from analysis.saliency.frame import Attribution, Frame
+from analysis.saliency.frame import Attribution, Frame, quietly
 from analysis.saliency.maps import MapsWriter
 from analysis.saliency.randomisation import rank_correlation
 from analysis.saliency.tables import summarise
@@ -142,6 +143,13 @@ def test_an_unknown_quantity_lists_those_that_exist() -> None:
         find_quantities(["direction_0"], SPEC, bases.bases_in(None, "", torch.device("cpu")))
     with pytest.raises(UserError, match="direction ica:3 does not exist: the ica basis has 0 to 2"):
         find_quantities(["ica_3"], SPEC, lambda kind: some_basis(5))
+
+
+def test_captums_notes_of_any_field_are_left_out() -> None:
+    """A world of more than ten fields (Craftax's full game) printed one for each beyond the tenth."""
+    with quietly():
+        for field in (3, 10, 11):
+            warnings.warn(f"Input Tensor {field} did not already require gradients, ...", UserWarning, stacklevel=1)
 
 
 def test_an_action_called_by_a_number_is_told_from_a_direction(capsys: pytest.CaptureFixture[str]) -> None:
