@@ -183,15 +183,19 @@ class ProcgenEnv:
     def step(self, action: np.ndarray) -> Step:
         self._env.act(np.ascontiguousarray(action, np.int32))
         reward, obs, first = self._env.observe()
-        completed = np.array([info["prev_level_complete"] for info in self._env.get_info()], bool)
+        infos = self._env.get_info()
+        completed = np.array([info["prev_level_complete"] for info in infos], bool)
         # A timeout is only told from a death by the count; a level that is completed on that very step is an ending.
         timed_out = first & (self._time + 1 >= self._timeout) & ~completed
         self._age = np.where(first, 0, self._age + 1)
         self._time = np.where(first | completed, 0, self._time + 1)
-        return self._show(obs["rgb"], reward.astype(np.float32), first & ~timed_out, timed_out)
+        return self._show(infos, obs["rgb"], reward.astype(np.float32), first & ~timed_out, timed_out)
 
-    def _show(self, frames: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> Step:
-        levels = np.array([info["level_seed"] for info in self._env.get_info()], np.int64)
+    def _show(
+        self, infos: Sequence[Any], frames: np.ndarray, reward: np.ndarray, terminated: np.ndarray,
+        truncated: np.ndarray,
+    ) -> Step:  # fmt: skip
+        levels = np.array([info["level_seed"] for info in infos], np.int64)
         return Step(
             obs={"frames": frames},  # a copy of gym3's own
             reward=reward,
@@ -204,7 +208,8 @@ class ProcgenEnv:
     def _show_unmoved(self) -> Step:
         slots = self.spec.slots
         frames = self._env.observe()[1]["rgb"]
-        return self._show(frames, np.zeros(slots, np.float32), np.zeros(slots, bool), np.zeros(slots, bool))
+        none = np.zeros(slots, bool)
+        return self._show(self._env.get_info(), frames, np.zeros(slots, np.float32), none, none.copy())
 
     def snapshot(self) -> tuple[bytes, ...]:
         ages = [struct.pack("<q", int(a)) for a in self._age]
