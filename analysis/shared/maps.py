@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -121,10 +124,30 @@ def _umap(size: int, neighbours: int, min_dist: float, seed: int, **known: Any) 
         # umap announces at import that its TensorFlow variant is not there; it is not used here.
         warnings.filterwarnings("ignore", message="Tensorflow not installed", category=ImportWarning)
         from umap import UMAP
+    _keep_compiled()
     return UMAP(
         n_components=size, n_neighbors=neighbours, min_dist=min_dist, init="pca", random_state=seed,
         transform_seed=seed, n_jobs=1, **known,
     )  # fmt: skip
+
+
+KEPT = {  # module of umap: functions that it compiles anew in every process
+    "umap_": ("smooth_knn_dist", "compute_membership_strengths"),
+    "layouts": ("_nb_optimize_layout_euclidean_single_epoch",),
+    "utils": ("fast_knn_indices", "submatrix"),
+    "distances": ("euclidean",),
+}
+
+
+@functools.cache
+def _keep_compiled() -> None:
+    """What umap compiles serves other processes too, as what pynndescent compiles does; else each is at it for ten
+    seconds.  (numba keeps it beside umap's files or, where it may not write there, in ~/.cache.)"""
+    for name, functions in KEPT.items():
+        module = importlib.import_module(f"umap.{name}")
+        for function in functions:
+            with contextlib.suppress(AttributeError, RuntimeError):  # another version has it not; nowhere to keep it
+                getattr(module, function).enable_caching()
 
 
 def _put(model: Any, x_PF: np.ndarray) -> np.ndarray:
