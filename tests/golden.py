@@ -35,7 +35,7 @@ import numpy as np
 
 AGENT, SIMULATOR = "bundles/coinrun-context/agent", "bundles/coinrun-context/simulator"
 POLICIES = "bundles/nmmo-demo/policies"
-CLOCK = re.compile(r"(^|_)wall(_|$)|seconds|_per_s$|_ms$|^data_share$")  # names of numbers that a clock fills
+CLOCK = re.compile(r"(^|_)wall(_|$)|seconds|_per_s$|_ms$|^data_share$|^fps$|time_elapsed$")  # what a clock fills
 # What is meant to differ: pattern of "COMMAND/WHERE" as a difference is printed (fnmatch's) -> why.
 CHANGED = {
     "*:conditions*": "altered recordings list conditions, where they listed behaviours",

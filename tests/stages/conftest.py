@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,14 +18,18 @@ def run_stage(module: object, config_name: str, argv: list[str]) -> None:
     module.main(cli.parse(cls, argv, module.STAGE))  # type: ignore[attr-defined]
 
 
-def make_pipeline(root: Path) -> None:
-    """agent/, rollouts/, simulator/ and samples/, by the scripts' own mains."""
+SHORT = ("--slots", "8", "--num_steps", "150")  # an agent that was hardly trained plays whole episodes of up to 1000
+
+
+def make_pipeline(root: Path, recorded: Sequence[str] = SHORT) -> None:
+    """agent/, rollouts/, simulator/ and samples/, by the scripts' own mains.  recorded: how much; none: 8 episodes."""
     from agents import record, train as train_agent
     from generative import record_samples, train as train_gen
 
     debug = ["--preset", "debug", "--threads", "1"]
     run_stage(train_agent, "TrainConfig", [*debug, "--out", f"{root}/agent"])
-    run_stage(record, "RecordConfig", [*debug, "--agent", f"{root}/agent", "--out", f"{root}/rollouts"])
+    rollouts = ["--agent", f"{root}/agent", *recorded, "--out", f"{root}/rollouts"]
+    run_stage(record, "RecordConfig", [*debug, *rollouts])
     models = ["--agent", f"{root}/agent", "--rollouts", f"{root}/rollouts"]
     run_stage(train_gen, "GenTrainConfig", [*debug, *models, "--out", f"{root}/simulator"])
     starts = ["--simulator", f"{root}/simulator", "--rollouts", f"{root}/rollouts"]

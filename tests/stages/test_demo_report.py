@@ -31,6 +31,7 @@ from core.artefacts import Result
 from core.contracts import UserError
 from core.stages import OF_AN_AGENT as STAGES, Stage
 from tests.conftest import write_agent, write_evaluation, write_simulator, write_study
+from tests.stages.conftest import make_pipeline
 from tests.stages.test_golden import check, numbers
 from validation import demo
 from validation.report import __main__ as report, contents, page
@@ -39,9 +40,11 @@ from validation.report.lineage import Chosen, choose, trace
 
 
 @pytest.fixture(scope="module")
-def bundle(pipeline: Path) -> Path:
-    """A directory with an agent and a simulator, hardly trained."""
-    return pipeline
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an agent and a simulator, hardly trained, from whole episodes."""
+    root = tmp_path_factory.mktemp("bundle")
+    make_pipeline(root, recorded=())
+    return root
 
 
 @pytest.fixture(scope="module")
