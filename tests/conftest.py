@@ -81,10 +81,14 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None
 
 @pytest.fixture(scope="session", autouse=True)
 def data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Modules that tests agree to run are kept with the tests' files, not with the user's."""
+    """Modules that tests agree to run are kept with the tests' files, not with the user's; so is what JAX compiles,
+    once for all processes (a Craftax: 20 s)."""
     base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "data"))
+        patch.setenv("XDG_DATA_HOME", str(root / "data"))
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(root / "jax"))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
         yield
 
 
