@@ -104,6 +104,9 @@ class AtSteps:
         now_B = mask_B & (t_B >= self.first)
         if self.stop is not None:
             now_B = now_B & (t_B < self.stop)
+        # Most steps are none of them.  (Not asked of an accelerator, which would wait, nor where gradients are traced.)
+        if now_B.is_cpu and not torch.is_grad_enabled() and not now_B.any():
+            return h_BH
         return self.inner(h_BH, t_B, now_B)
 
 
