@@ -4,9 +4,10 @@ it, for the stages that read them; made-up agents, simulators and studies for wh
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,19 @@ NOT_PRETENDED = (
     "test_a_training_killed_at_any_moment_resumes_to_the_same_curve",
     "test_a_signal_saves_and_names_the_command_that_goes_on",
 )  # fmt: skip
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is there before the first test (modules, thousands of tests) stays, and the garbage collector does not walk
+    through it, nor as often as usual through what is imported later: a seventh of the tests' time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(5000)
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
