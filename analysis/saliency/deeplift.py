@@ -5,8 +5,9 @@ DeepLift runs frames and baselines as one batch, frames first.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -53,8 +54,8 @@ class OneFrame(nn.Module):
 
 
 aten = torch.ops.aten
-RULES: dict[Any, Callable[[], nn.Module]] = {  # captum's own rules for the first three
-    aten.relu.default: nn.ReLU, aten.sigmoid.default: nn.Sigmoid, aten.tanh.default: nn.Tanh,
+OF_CAPTUM = {aten.relu.default: nn.ReLU, aten.sigmoid.default: nn.Sigmoid, aten.tanh.default: nn.Tanh}
+RULES: dict[Any, Callable[[int], nn.Module]] = {
     aten.native_layer_norm.default: rules.SecantLayerNorm, aten.logsumexp.default: rules.SecantLogSumExp,
     aten._softmax.default: rules.SecantSoftmax, aten._safe_softmax.default: rules.SecantSoftmax,
     aten.max_pool2d_with_indices.default: rules.SecantMaxPool,
@@ -64,6 +65,10 @@ LINEAR = {
     aten.neg.default, aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar,
     aten.rsub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.masked_fill.Scalar,
     aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf,
+}  # fmt: skip
+MADE = {  # of the shape of what depends on the frame, and do not themselves
+    aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default,
+    aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default,
 }  # fmt: skip
 ELEMENTWISE = {aten.hardswish.default, aten._prelu_kernel.default}  # torch does not tag these as pointwise
 
@@ -77,20 +82,17 @@ def modules_of(step: Callable[..., Any], like: Sequence[Tensor]) -> nn.Module:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.no_grad(), in_single_operations():
-        graph = make_fx(step, decomposition_table=DECOMPOSED)(*like)
-    depends: set[fx.Node] = set()
-    for n, node in enumerate(list(graph.graph.nodes)):
-        if node.op == "placeholder" or (depends.intersection(node.all_input_nodes) and _continuous(node)):
-            depends.add(node)
-        if node.op != "call_function" or node not in depends:
-            continue
+        graph = make_fx(torch.func.functionalize(step), decomposition_table=DECOMPOSED)(*like)
+    for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
-            name = node.target._schema.name.removeprefix("aten::")
+            node.target = _out_of_place(node.target)
             if node.target in (aten.view.default, aten._unsafe_view.default):  # the order in memory may be another then
                 node.target = aten.reshape.default
-            if name.endswith("_"):  # in place, inside a GRU cell; the rules need both operands whole
-                node.target = getattr(getattr(aten, name[:-1]), node.target._overloadname)
-        rule = rule_of(node, depends, len(like[0]))
+    batch, depends = batch_axes(graph, like), set[fx.Node]()
+    for n, node in enumerate(list(graph.graph.nodes)):
+        if node.op == "placeholder" or (depends.intersection(node.all_input_nodes) and _varies(node)):
+            depends.add(node)
+        rule = rule_of(node, depends, batch) if node.op == "call_function" and node in depends else None
         if rule is None:
             continue
         graph.add_submodule(f"rule_{n}", rule)
@@ -101,6 +103,8 @@ def modules_of(step: Callable[..., Any], like: Sequence[Tensor]) -> nn.Module:
         with graph.graph.inserting_after(node):
             put = graph.graph.call_module(f"rule_{n}", inputs, node.kwargs)
         put.meta = node.meta
+        if node in batch:
+            batch[put] = batch[node]
         node.replace_all_uses_with(put)
         graph.graph.erase_node(node)
         depends.add(put)
@@ -110,32 +114,78 @@ def modules_of(step: Callable[..., Any], like: Sequence[Tensor]) -> nn.Module:
     return out
 
 
-def _continuous(node: fx.Node) -> bool:
-    """Whether a node's value is of real numbers (or several values, or unknown)."""
+def _out_of_place(operation: Any) -> Any:
+    """What makes the same without overwriting its input, of the operations inside a memory (elsewhere the trace has
+    none left): the rules need both operands whole."""
+    name = operation._schema.name.removeprefix("aten::")
+    same = getattr(aten, name[:-1], None) if name.endswith("_") else None
+    taken = [str(x.type) for x in operation._schema.arguments]
+    found = [] if same is None else [getattr(same, kind) for kind in same.overloads()]
+    return next((x for x in found if [str(a.type) for a in x._schema.arguments] == taken), operation)
+
+
+def _varies(node: fx.Node) -> bool:
+    """Whether a node's value is of real numbers (or several values, or unknown) that depend on its inputs'."""
     value = node.meta.get("val")
-    return not isinstance(value, Tensor) or value.is_floating_point()
+    return node.target not in MADE and (not isinstance(value, Tensor) or value.is_floating_point())
 
 
-def rule_of(node: fx.Node, depends: set[fx.Node], rows: int) -> nn.Module | None:
-    """The rule of an operation, some of whose arguments are among what ``depends`` on the frames, of a batch of so many
-    ``rows``; None where its gradient is the rule, or where there is none."""
+@torch.no_grad()
+def batch_axes(graph: fx.GraphModule, like: Sequence[Tensor]) -> dict[fx.Node, int]:
+    """Which axis of a value holds the frames and baselines (of some agents' not the first): where halving the first of
+    them in ``like`` changes the first part of the axis alone, and halving the last the last.  The first axis where
+    neither changes anything; a value without such an axis is not there."""
+    rows = len(like[0])
+    runs = [fx.Interpreter(graph) for _ in range(3)]
+    for run, row in zip(runs, (None, 0, rows - 1), strict=True):
+        inputs = [x.clone() for x in like]
+        for x in inputs if row is not None else ():
+            x[row] = x[row] / 2 if x.is_floating_point() else x[row]
+        run.args_iter = iter(inputs)
+    out: dict[fx.Node, int] = {}
+    for node in graph.graph.nodes:
+        values = [run.run_node(node) for run in runs]
+        for run, value in zip(runs, values, strict=True):
+            run.env[node] = value
+            for over in run.user_to_last_uses.get(node, ()):
+                del run.env[over]
+        if isinstance(values[0], Tensor):
+            first, last = (~torch.isclose(x, values[0], equal_nan=True) for x in values[1:])
+            axes = range(first.ndim) if first.any() or last.any() else range(min(1, first.ndim))
+            axis = next((i for i in axes if first.shape[i] % rows == 0 and _apart(first, last, i, rows)), None)
+            if axis is not None:
+                out[node] = axis
+    return out
+
+
+def _apart(first: Tensor, last: Tensor, axis: int, rows: int) -> bool:
+    """Whether what is marked lies in the first, and in the last, of so many parts of an axis alone."""
+    part = first.shape[axis] // rows
+    rest = first.shape[axis] - part
+    return not (first.narrow(axis, part, rest).any() or last.narrow(axis, 0, rest).any())
+
+
+def rule_of(node: fx.Node, depends: set[fx.Node], batch: Mapping[fx.Node, int]) -> nn.Module | None:
+    """The rule of an operation, some of whose arguments are among what ``depends`` on the frames, which lie along the
+    axes ``batch``; None where its gradient is the rule, or where there is none."""
     target, found = node.target, {i: x for i, x in enumerate(node.args) if isinstance(x, fx.Node) and x in depends}
-    where, values = [*found], [x.meta.get("val") for x in found.values()]
-    by_row = all(isinstance(x, Tensor) and x.ndim and len(x) % rows == 0 for x in values)
-    if not by_row or not isinstance(target, torch._ops.OpOverload):
+    where, at = [*found], tuple(batch[x] for x in found.values() if x in batch)
+    if not where or len(at) < len(where) or not isinstance(target, torch._ops.OpOverload):
         return None
+    if target in OF_CAPTUM and at == (0,):
+        return OF_CAPTUM[target]()
     if target in RULES:
-        return RULES[target]()
+        return RULES[target](at[0]) if batch.get(node, at[0]) == at[0] else None
     if target is aten.mul.Tensor and len(where) == 2:
-        return rules.Product()
+        return rules.Product(at)
     if target is aten.div.Tensor and 1 in where:
-        return rules.Quotient(shared=len(where) == 1)
+        return rules.Quotient(at)
     if target in (aten.bmm.default, aten.matmul.default) and len(where) == 2:
-        return rules.MatrixProduct()
+        return rules.MatrixProduct(at)
     if target in LINEAR or len(where) != 1 or any(isinstance(x, fx.Node) for x in node.kwargs.values()):
         return None
     if torch.Tag.pointwise in target.tags or target in ELEMENTWISE:
-        return rules.Secant(target, where[0])
+        return rules.Secant(target, where[0], at[0])
     return None
 
 
@@ -191,10 +241,38 @@ def _group_norm(
     return out if bias is None else out + bias.reshape(a_channel), x.new_empty(0), x.new_empty(0)
 
 
+def _vector_norm(x: Tensor, order: float = 2, axes: Any = None, keep: bool = False, *, dtype: Any = None) -> Tensor:
+    """A norm as a sum of squares; of another order, torch's own."""
+    if order != 2 or dtype is not None or not x.is_floating_point():
+        return NotImplemented
+    return x.square().sum(axes, keep).sqrt()
+
+
+def _variance(x: Tensor, axes: Any = None, *, correction: float | None = 1, keepdim: bool = False) -> Tensor:
+    """A variance as a mean of squares."""
+    if not axes:
+        return NotImplemented
+    centred = x - x.mean(axes, True)
+    count = math.prod(x.shape[i] for i in axes)
+    return centred.square().sum(axes, keepdim) / (count - (1 if correction is None else correction))
+
+
+def _deviation(x: Tensor, axes: Any = None, **options: Any) -> Tensor:
+    return _variance(x, axes, **options).sqrt() if axes else NotImplemented
+
+
 DECOMPOSED: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
     aten.native_group_norm.default: _group_norm,
+    aten.glu.default: lambda x, axis=-1: (lambda a, gate: a * gate.sigmoid())(*x.chunk(2, axis)),
+    aten.baddbmm.default: lambda c, a, b, *, beta=1, alpha=1: beta * c + alpha * aten.bmm(a, b),
+    aten.addcmul.default: lambda c, a, b, *, value=1: c + value * (a * b),
+    aten.lerp.Tensor: lambda a, b, share: a + share * (b - a),
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.var.correction: _variance,
+    aten.std.correction: _deviation,
+    aten.copy.default: lambda to, x, wait=False: x.to(to.dtype).expand_as(to),  # has no gradient
     aten._log_softmax.default: lambda x, axis, half: x - aten.logsumexp(x, [axis], True),
     aten.log_sigmoid_forward.default: lambda x: (-nn.functional.softplus(-x), x.new_empty(0)),
 }

@@ -75,6 +75,85 @@ class Attention(nn.Module):
         return y
 
 
+class Masked(Attention):
+    """With the weights that the attention also gives, which is another way through torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.seen(x.reshape(len(x), 2, 3))
+        y: Tensor = self.out(self.heads(parts, parts, parts, attn_mask=self.mask)[0].mean(1))
+        return y
+
+
+class InSequence(nn.Module):
+    """A sequence of what is seen, its parts before the batch, as torch's own layers want it by default."""
+
+    def __init__(self, attends: bool) -> None:
+        super().__init__()
+        self.seen = nn.Linear(3, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16).eval() if attends else nn.Sequential(nn.GELU(), nn.ReLU())
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.seen(x.reshape(len(x), -1, 3).transpose(0, 1))
+        y: Tensor = self.out(self.layer(parts).sum(0))
+        return y
+
+
+class Layers(nn.Module):
+    """A memory of two layers that reads a sequence."""
+
+    def __init__(self, kind: str, **options: bool) -> None:
+        super().__init__()
+        self.memory, self.out = (
+            getattr(nn, kind)(3, 4, 2, batch_first=True, **options),
+            nn.Linear(8 * (1 + len(options)), 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.memory(x.reshape(len(x), 2, 3))[0].flatten(1))
+        return y
+
+
+class Does(nn.Module):
+    """A function of numbers in the middle of a network."""
+
+    def __init__(self, what: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.what(x)
+
+
+def written(x: Tensor) -> Tensor:
+    """Parts of a tensor that is there before they are, and one that is changed in its place."""
+    out = torch.zeros_like(x)
+    out[:, :9] = x[:, :9].relu()
+    out[:, 9:] += x[:, 9:].tanh()
+    out[:, 3:6].mul_(x[:, 3:6])
+    return out
+
+
+def attended(x: Tensor) -> Tensor:
+    """Attention in which a part may attend to nothing at all."""
+    parts, mask = x.reshape(len(x), 1, 2, 8), torch.tensor([[True, False], [False, False]])
+    return nn.functional.scaled_dot_product_attention(parts, parts, parts, attn_mask=mask).flatten(1) + x
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "written in parts": written,
+    "attention to nothing": attended,
+    "log-sum-exp of two axes": lambda x: x + x.reshape(len(x), 2, 8).logsumexp((1, 2))[:, None],
+    "GLU": lambda x: nn.functional.glu(torch.cat([x, x.flip(1)], 1)),
+    "normalised": lambda x: nn.functional.normalize(x, dim=1),
+    "by hand": lambda x: (x - x.mean(1, True)) / (x.var(1, keepdim=True) + 0.1).sqrt() + x / x.std(1, keepdim=True),
+    "greater of a constant": lambda x: torch.maximum(x, torch.zeros_like(x)) + torch.minimum(x, x.new_full((), 0.1)),
+    "products with a sum": lambda x: torch.addcmul(x, x, x.tanh()) + torch.lerp(x, x.tanh(), x.sigmoid()),
+    "columns": lambda x: (x.T.relu() * x.T.tanh() + nn.functional.gelu(x.T) / (1 + x.T.exp())).T,
+    "nothing's norm": lambda x: x + (0 * x).norm(dim=1, keepdim=True),
+}
+
+
 def tower(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(X, 16), layer, nn.Linear(16, 16), layer, nn.Linear(16, 1))
 
@@ -95,6 +174,12 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "LogSoftmax": lambda: nn.Sequential(nn.Linear(X, 4), nn.LogSoftmax(-1), nn.Linear(4, 1)),
     "attention": lambda: Attention(masked=False),
     "attention, masked": lambda: Attention(masked=True),
+    "attention, masked, with its weights": lambda: Masked(masked=True),
+    "transformer over a sequence": lambda: InSequence(attends=True),
+    "a sequence": lambda: InSequence(attends=False),
+    "GRU of two layers": lambda: Layers("GRU"),
+    "LSTM of two layers, both ways": lambda: Layers("LSTM", bidirectional=True),
+    **{name: lambda does=does: tower(Does(does)) for name, does in FUNCTIONS.items()},  # type: ignore[misc]
 }
 
 
@@ -126,6 +211,15 @@ def test_the_parts_add_up_to_the_change(case: str) -> None:
     assert change.abs().median() > 1e-4 and (maps[0, :3] == 0).all()
     torch.testing.assert_close(maps.sum(1), change, rtol=1e-9, atol=1e-11)
     assert torch.backends.mha.get_fastpath_enabled() and torch.backends.mkldnn.enabled
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_batch_that_is_not_the_first_axis_is_told_from_one_that_is(rows: int) -> None:
+    """Of 2 frames and baselines a sequence of 2 was halved itself."""
+    for net in (InSequence(attends=True), tower(Does(FUNCTIONS["columns"]))):
+        net = net.to(F64).requires_grad_(False)
+        maps, change = explained(net, *torch.randn(2, rows, X, dtype=F64))
+        torch.testing.assert_close(maps.sum(1), change, rtol=1e-9, atol=1e-11)
 
 
 def test_what_is_traced_runs_in_another_order_in_memory() -> None:
