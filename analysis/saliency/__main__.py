@@ -32,6 +32,7 @@ from analysis.saliency.config import SaliencyConfig
 from analysis.saliency.explain import compute
 from analysis.saliency.figures import draw, pictures_in
 from analysis.saliency.maps import MapsWriter
+from analysis.saliency.tables import said_of_parts
 from analysis.shared.bases import bases_in
 from analysis.shared.quantities import find_quantities
 from analysis.shared.samples import Latents, not_modal, source_episodes
@@ -158,6 +159,8 @@ def main(config: SaliencyConfig) -> None:
         print(f"warning: samples {', '.join(map(str, others))} do not come out again from their latents to the last "
               f"step (rounding turned a choice); what comes out is explained: the rollouts here, not those recorded",
               file=sys.stderr)  # fmt: skip
+    if (said := said_of_parts(result, quantities)) is not None:
+        print(f"warning: {said}", file=sys.stderr)
     if not config.quantised and not pictures_in(result, spec):
         print(f"note: no strips are drawn: {NO_PICTURE}", file=sys.stderr)
     print(f"saliency of {len(ids)} rollout(s), {len(quantities)} quantities: {config.out}")

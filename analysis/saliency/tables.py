@@ -59,6 +59,21 @@ def summarise(
         result.tables["checks"] = check_rows(checks, {q.name: q.unit for q in quantities}, mean_of)
 
 
+def said_of_parts(result: artefacts.Result, quantities: Sequence[Quantity]) -> str | None:
+    """One line on the quantities whose change DeepLIFT's parts miss: something in the agent has no rule."""
+    a, missed = result.arrays, []
+    for q in quantities:
+        delta, change = (a.get(f"{name}_{q.name}", np.zeros(0)) for name in ("deeplift_delta", "change"))
+        least = 1e-5 * np.abs(a.get(f"y_{q.name}", np.zeros(1))).max(initial=0)  # what is less is rounding
+        miss, of = np.nansum(np.abs(delta)), np.nansum(np.abs(change))
+        if miss > max(INCOMPLETE * of, len(delta) * least):
+            missed.append(f"{q.name} by {miss / max(of, 1e-30):.0%}")
+    if not missed:
+        return None
+    return (f"DeepLIFT's parts miss the change of {', '.join(missed)} (completeness_delta_deeplift): something in the "
+            "agent has no rule (analysis/saliency/deeplift.py); look at integrated gradients instead")  # fmt: skip
+
+
 def gradient_norm(result: artefacts.Result, q: Quantity, part: str) -> np.ndarray:
     """Norm of a quantity's gradient over all frames, float64 [S]."""
     kept: np.ndarray | None = result.arrays.get(f"norm_{q.name}{part}")
@@ -148,4 +163,5 @@ CHECKS = {
                         "near control (one pair of randomised ones), far below ceiling (trained, two noises)",
                         CORRELATION),
 }  # fmt: skip
+INCOMPLETE = 0.05  # of a change, beyond which it is told that DeepLIFT's parts miss it
 DELTAS = ("integrated", "deeplift", "latent")  # methods that promise to add up

@@ -129,13 +129,14 @@ def test_samples_quantities_and_pictures(runs: Path, tmp_path: Path) -> None:
     assert (result.arrays["action"][0] == recorded.action[:6]).all()
 
 
-def test_every_method_and_check(runs: Path, tmp_path: Path) -> None:
+def test_every_method_and_check(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "saliency"
     result = explain(
         runs, out, "--sample_ids", 1, 2, "--quantities", "action", "ica_1", "d_pca_0", "--no-video",
         "--hidden_states", runs / "hidden_states", "--env_states", runs / "env_states", "--checks", "--draws", 2,
         "--methods", "plain", "integrated", "deeplift", "occlusion", "latent", "--window", 32, "--stride", 32,
     )  # fmt: skip
+    assert "DeepLIFT" not in capsys.readouterr().err
     a = result.arrays
     for q in ("action", "ica:1"):
         for method in ("integrated", "deeplift", "occlusion"):

@@ -24,7 +24,7 @@ from analysis.saliency.config import SaliencyConfig
 from analysis.saliency.frame import Attribution, Frame, quietly
 from analysis.saliency.maps import MapsWriter
 from analysis.saliency.randomisation import rank_correlation
-from analysis.saliency.tables import summarise
+from analysis.saliency.tables import said_of_parts, summarise
 from analysis.shared import bases, strips
 from analysis.shared.gradients import Gradients, agent_gradients, gradients, saved_bytes, unroll
 from analysis.shared.quantities import Quantity, Reading, find_quantities
@@ -498,6 +498,19 @@ def test_intervals_of_few_samples_end_where_the_quantity_does() -> None:
     assert (rows["randomised"]["value_low"], rows["randomised"]["ceiling_high"]) == (-1, 1)
     assert rows["sensitivity"]["value_low"] == 0 < rows["sensitivity"]["value_high"]
     assert rows["insertion"]["value_low"] < -1 and rows["insertion"]["value_high"] > 1
+
+
+def test_it_is_told_where_parts_miss_the_change() -> None:
+    quantities = find_quantities(["value", "action"], SPEC, no_basis)
+    result = Result()
+    result.arrays = {"change_value": np.array([1.0, -3.0]), "change_action": np.array([2.0, np.nan]),
+                     "deeplift_delta_action": np.array([0.05, np.nan])}  # fmt: skip
+    assert said_of_parts(result, quantities) is None
+    result.arrays["deeplift_delta_value"] = np.array([1.0, 0.0])
+    said = said_of_parts(result, quantities)
+    assert said is not None and "value by 25%" in said and "action" not in said
+    result.arrays["y_value"] = np.full((2, 1), 1e6)  # of so large a value it is rounding
+    assert said_of_parts(result, quantities) is None
 
 
 def soft(logits_BA: Tensor, noise_BA: Tensor | None = None) -> tuple[Tensor, Tensor]:
