@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from analysis.saliency import rules
 from analysis.saliency.frame import Frame
 from analysis.shared.quantities import Quantity, Reading
+from core.contracts import UserError
 
 
 class OneFrame(nn.Module):
@@ -77,12 +78,9 @@ def modules_of(step: Callable[..., Any], like: Sequence[Tensor]) -> nn.Module:
     """``step`` as a graph, for arguments like these, in which every nonlinearity is a module of its own.
 
     An operation without a rule keeps its gradient: where it is not linear, parts do not add up to the change, and the
-    completeness that is measured of every map says by how much.
+    completeness that is measured of every map says by how much.  UserError where it cannot be traced.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    with torch.no_grad(), in_single_operations():
-        graph = make_fx(torch.func.functionalize(step), decomposition_table=DECOMPOSED)(*like)
+    graph = _traced(step, like)
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             node.target = _out_of_place(node.target)
@@ -112,6 +110,24 @@ def modules_of(step: Callable[..., Any], like: Sequence[Tensor]) -> nn.Module:
     graph.recompile()
     out: nn.Module = graph
     return out
+
+
+def _traced(step: Callable[..., Any], like: Sequence[Tensor]) -> fx.GraphModule:
+    """A step as a graph in which, where torch can say so, nothing is overwritten: what is written into a part of a
+    tensor would be lost.  (It cannot of autograd functions of the agent's own, whose graph is as they are.)"""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    why = ""
+    for run in (torch.func.functionalize(step), step):
+        try:
+            with torch.no_grad(), in_single_operations():
+                return make_fx(run, decomposition_table=DECOMPOSED)(*like)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            why = (str(error).splitlines() or [""])[0]
+    raise UserError("DeepLIFT cannot take the agent's step apart, which may not go by what a tensor holds (an if, an "
+                    f"assert, .item()) nor be compiled; leave deeplift out of --methods ({why})")  # fmt: skip
 
 
 def _out_of_place(operation: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from analysis.saliency.deeplift import modules_of
 from analysis.saliency.frame import quietly
+from core.contracts import UserError
 
 N, X, F64 = 5, 6, torch.float64
 
@@ -75,6 +77,19 @@ class Attention(nn.Module):
         return y
 
 
+class Straight(torch.autograd.Function):
+    """A function of the agent's own; its parts are those of what it does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x + x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
 class Masked(Attention):
     """With the weights that the attention also gives, which is another way through torch."""
 
@@ -127,7 +142,7 @@ class Does(nn.Module):
 
 def written(x: Tensor) -> Tensor:
     """Parts of a tensor that is there before they are, and one that is changed in its place."""
-    out = torch.zeros_like(x)
+    out = torch.zeros(x.shape, dtype=x.dtype)
     out[:, :9] = x[:, :9].relu()
     out[:, 9:] += x[:, 9:].tanh()
     out[:, 3:6].mul_(x[:, 3:6])
@@ -150,6 +165,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "greater of a constant": lambda x: torch.maximum(x, torch.zeros_like(x)) + torch.minimum(x, x.new_full((), 0.1)),
     "products with a sum": lambda x: torch.addcmul(x, x, x.tanh()) + torch.lerp(x, x.tanh(), x.sigmoid()),
     "columns": lambda x: (x.T.relu() * x.T.tanh() + nn.functional.gelu(x.T) / (1 + x.T.exp())).T,
+    "a function of its own": lambda x: Straight.apply(x) * x,  # type: ignore[no-untyped-call]
     "nothing's norm": lambda x: x + (0 * x).norm(dim=1, keepdim=True),
 }
 
@@ -229,6 +245,16 @@ def test_what_is_traced_runs_in_another_order_in_memory() -> None:
     x, baseline = torch.randn(2, N, 12, 12, 4)
     maps, change = explained(nn.Sequential(Permuted(), net), x, baseline)
     torch.testing.assert_close(maps.flatten(1).sum(1), change, rtol=1e-3, atol=1e-5)
+
+
+def test_a_step_that_goes_by_what_it_sees_is_refused_in_a_line() -> None:
+    """It was torch's own traceback."""
+    flags = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch.backends.mha.get_fastpath_enabled()
+    with pytest.raises(UserError, match="leave deeplift out of --methods"):
+        modules_of(lambda x: x if x.isfinite().all() else 0 * x, [torch.ones(2, X)])
+    assert flags == (
+        torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch.backends.mha.get_fastpath_enabled()
+    )  # fmt: skip
 
 
 def test_a_function_of_one_number_has_its_secant_and_near_the_baseline_its_slope() -> None:
