@@ -85,8 +85,9 @@ class Apart(TorchDispatchMode):
         out = func(*args, **kwargs)
         if name == "aten::copy_":
             return out
-        # What C++ or a traced graph makes from nothing (zeros for no gradient): it does not say where that is to be.
-        nowhere = any(map(open_to_both, tensors)) or (not tensors and not self.asked)
+        # What C++ or a traced graph makes from nothing (zeros for no gradient) or holds: it does not say where that is.
+        made = name == "aten::lift_fresh_copy" or (not tensors and not self.asked)
+        nowhere = made or any(map(open_to_both, tensors))
         for x in tree_leaves(out):
             if isinstance(x, torch.Tensor) and here:
                 mark(x)
