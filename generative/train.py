@@ -61,7 +61,7 @@ from generative.losses import Batch, LossConfig
 from generative.outcomes import Known, OutcomeConfig, known_along, learn_outcomes, windows_to_endings, with_endings
 from generative.recurrent_world import Precision
 from generative.rssm import ModelConfig
-from generative.simulator import TrainedWorld, as_module, save_simulator, simulator_of
+from generative.simulator import REWARD_UNIT, TrainedWorld, as_module, save_simulator, simulator_of
 from generative.splits import HELD_OUT, held_out_of, split_episodes
 from generative.starts import begin_at, informed_by
 
@@ -553,6 +553,10 @@ class Trainer:
         made_from = self.run.inputs.made_from  # an earlier version's config.json does not say it
         if state.get("made_from", made_from) != made_from:
             raise UserError(f"{self.config.out} was begun with other inputs; start another run for these")
+        unit = self.simulator.world.reward_unit
+        if (was := state.get(REWARD_UNIT, 1.0)) != unit:  # an earlier version learned all rewards as they are
+            raise UserError(f"{self.config.out} learned rewards in units of {was:g}, where this version learns them in "
+                            f"units of {unit:g}; start another run")  # fmt: skip
         as_module(self.simulator).load_state_dict(state["simulator"])
         as_module(self.kept).load_state_dict(state["kept"] or state["simulator"])
         self.optimiser.load_state_dict(state["optimiser"])
@@ -729,6 +733,7 @@ class Trainer:
             sums=self.sums,
             since=self.since,
             curve=self.log.rows,
+            **{REWARD_UNIT: self.simulator.world.reward_unit},
         )
         self.saved_step, self.saved = self.step, time.monotonic()
         save_simulator(self.kept, self.run.path, LAST, agent_run=self.config.agent)

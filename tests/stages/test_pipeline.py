@@ -225,6 +225,9 @@ def test_a_killed_simulator_training_resumes_to_the_same_curve(
     with pytest.raises(Killed):
         train_gen.main(cli.parse(train_gen.GenTrainConfig, argv, train_gen.STAGE))
     monkeypatch.setattr(courses, "loss_of", real)
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="learned rewards in units of 1, where this"):
+        patch.setattr(train_gen, "unit_of_rewards", lambda *_: 900.0)
+        train_gen.main(cli.parse(train_gen.GenTrainConfig, [*argv, "--resume"], train_gen.STAGE))
     train_gen.main(cli.parse(train_gen.GenTrainConfig, [*argv, "--resume"], train_gen.STAGE))
     whole, resumed = load_simulator(pipeline / "simulator"), load_simulator(tmp_path / "simulator")
     assert fingerprint(whole) == fingerprint(resumed)
