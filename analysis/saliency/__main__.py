@@ -159,7 +159,7 @@ def main(config: SaliencyConfig) -> None:
         print(f"warning: samples {', '.join(map(str, others))} do not come out again from their latents to the last "
               f"step (rounding turned a choice); what comes out is explained: the rollouts here, not those recorded",
               file=sys.stderr)  # fmt: skip
-    if (said := said_of_parts(result, quantities)) is not None:
+    for said in said_of_parts(result, quantities):
         print(f"warning: {said}", file=sys.stderr)
     if not config.quantised and not pictures_in(result, spec):
         print(f"note: no strips are drawn: {NO_PICTURE}", file=sys.stderr)

@@ -52,8 +52,9 @@ class SaliencyConfig:
     none"""
     noise: float = 0.0
     """standard deviation of that noise, as a share of the frame's range, as in --noise 0.1 --copies 16"""
-    integrated_steps: int = 32
-    """points on the path of integrated gradients; 0 leaves them out"""
+    integrated_steps: int = 128
+    """points on the path of integrated gradients, whose parts miss the change by less the more there are; 0 leaves them
+    out"""
     window: int = 8
     """side of the square that occlusion covers, in pixels"""
     stride: int = 4

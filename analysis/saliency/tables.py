@@ -59,19 +59,21 @@ def summarise(
         result.tables["checks"] = check_rows(checks, {q.name: q.unit for q in quantities}, mean_of)
 
 
-def said_of_parts(result: artefacts.Result, quantities: Sequence[Quantity]) -> str | None:
-    """One line on the quantities whose change DeepLIFT's parts miss: something in the agent has no rule."""
-    a, missed = result.arrays, []
-    for q in quantities:
-        delta, change = (a.get(f"{name}_{q.name}", np.zeros(0)) for name in ("deeplift_delta", "change"))
-        least = 1e-5 * np.abs(a.get(f"y_{q.name}", np.zeros(1))).max(initial=0)  # what is less is rounding
-        miss, of = np.nansum(np.abs(delta)), np.nansum(np.abs(change))
-        if miss > max(INCOMPLETE * of, len(delta) * least):
-            missed.append(f"{q.name} by {miss / max(of, 1e-30):.0%}")
-    if not missed:
-        return None
-    return (f"DeepLIFT's parts miss the change of {', '.join(missed)} (completeness_delta_deeplift): something in the "
-            "agent has no rule (analysis/saliency/deeplift.py); look at integrated gradients instead")  # fmt: skip
+def said_of_parts(result: artefacts.Result, quantities: Sequence[Quantity]) -> list[str]:
+    """A line a method on the quantities whose change its parts miss: of the target frame, where nothing but too few
+    points or a missing rule can make them."""
+    a, out = result.arrays, []
+    for method, (name, remedy) in COMPLETE.items():
+        missed = []
+        for q in quantities:
+            delta, change = (a.get(f"{key}_{q.name}", np.zeros(0)) for key in (f"{method}_delta", "change"))
+            least = 1e-5 * np.abs(a.get(f"y_{q.name}", np.zeros(1))).max(initial=0)  # what is less is rounding
+            miss, of = np.nansum(np.abs(delta)), np.nansum(np.abs(change))
+            if miss > max(INCOMPLETE * of, len(delta) * least):
+                missed.append(f"{q.name} by {miss / max(of, 1e-30):.0%}")
+        if missed:
+            out.append(f"the parts of {name} miss the change of {', '.join(missed)} {remedy}")
+    return out
 
 
 def gradient_norm(result: artefacts.Result, q: Quantity, part: str) -> np.ndarray:
@@ -163,5 +165,10 @@ CHECKS = {
                         "near control (one pair of randomised ones), far below ceiling (trained, two noises)",
                         CORRELATION),
 }  # fmt: skip
-INCOMPLETE = 0.05  # of a change, beyond which it is told that DeepLIFT's parts miss it
+INCOMPLETE = 0.05  # of a change, beyond which it is told that a method's parts miss it
+COMPLETE = {  # methods of the target frame whose parts add up to the change: name, and what to do where they do not
+    "integrated": ("integrated gradients", "(completeness_delta): take more --integrated_steps"),
+    "deeplift": ("DeepLIFT", "(completeness_delta_deeplift): something in the agent has no rule "
+                 "(analysis/saliency/deeplift.py); look at integrated gradients instead"),
+}  # fmt: skip
 DELTAS = ("integrated", "deeplift", "latent")  # methods that promise to add up

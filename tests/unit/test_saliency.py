@@ -505,12 +505,15 @@ def test_it_is_told_where_parts_miss_the_change() -> None:
     result = Result()
     result.arrays = {"change_value": np.array([1.0, -3.0]), "change_action": np.array([2.0, np.nan]),
                      "deeplift_delta_action": np.array([0.05, np.nan])}  # fmt: skip
-    assert said_of_parts(result, quantities) is None
+    assert said_of_parts(result, quantities) == []
+    for method, remedy in (("deeplift", "integrated gradients instead"), ("integrated", "more --integrated_steps")):
+        result.arrays[f"{method}_delta_value"] = np.array([1.0, 0.0])
+        (said,) = said_of_parts(result, quantities)
+        assert "value by 25%" in said and remedy in said and "action" not in said
+        del result.arrays[f"{method}_delta_value"]
     result.arrays["deeplift_delta_value"] = np.array([1.0, 0.0])
-    said = said_of_parts(result, quantities)
-    assert said is not None and "value by 25%" in said and "action" not in said
     result.arrays["y_value"] = np.full((2, 1), 1e6)  # of so large a value it is rounding
-    assert said_of_parts(result, quantities) is None
+    assert said_of_parts(result, quantities) == []
 
 
 def soft(logits_BA: Tensor, noise_BA: Tensor | None = None) -> tuple[Tensor, Tensor]:
