@@ -32,7 +32,7 @@ class SaliencyTrialConfig:
     methods: tuple[Method, ...] = ("gradient", "deeplift", "occlusion")
     """gradient (plain, times input, integrated), deeplift (the agent alone; leave it out for an agent whose step cannot
     be traced), occlusion (by the mean around, and by what is behind)"""
-    integrated_steps: int = 32
+    integrated_steps: int = 128
     """points on the path of integrated gradients, of the agent alone; 0 leaves them out"""
     world_integrated_steps: int = 0
     """the same through the simulator, where each costs as much as a gradient"""
