@@ -30,7 +30,7 @@ from core.stats import Estimate, bootstrap_mean, in_text, share_of
 from core.training import held_out_columns, rng_states, set_rng_states
 from core.trees import Tree, rows_of
 from envs.procgen import HELD_OUT
-from envs.registry import make
+from envs.registry import held_out_facts, make
 
 STAGE = "evaluate"
 ENDLESS = 100_000  # steps after which an episode is not waited for any more
@@ -225,6 +225,7 @@ def main(config: EvaluateConfig) -> None:
         raise UserError("--robustness alters frames; this agent sees none, or more than frames")
     slots = min(config.slots, config.episodes)
     env = make(agent.spec, slots, threads=config.threads, split="held_out", **levels)
+    doubted = held_out_facts(agent.spec)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         found = whole_episodes(
             agent, env, config.episodes, seed=config.seed, device=device,
@@ -243,7 +244,7 @@ def main(config: EvaluateConfig) -> None:
             result.arrays.update({f"same_choice_{name}": x for name, x in found.same_N.items()})
             result.arrays["same_choice_episode"] = found.episode_N
         result.save(run.path)
-        run.facts, run.metrics = {"agent": fingerprint(agent)}, dict(result.scalars)
+        run.facts, run.metrics = {"agent": fingerprint(agent), **doubted}, dict(result.scalars)
     env.close()
     form = ".2f" if not estimate.value or 0.1 <= abs(estimate.value) < 1e5 else ".3g"
     print(f"held-out return {in_text(estimate, form, 'episodes')}, mean length {lengths.mean():.0f}: {config.out}")

@@ -45,7 +45,7 @@ from core.trees import Tree, each, flatten, leaves
 from envs.nmmo import FEATURES, MAPS, NmmoEnv, labels, life_of
 from envs.procgen import HELD_OUT
 from envs.procgen_truth import WithTruth, parse_truth
-from envs.registry import agents_a_world, classes_of, make
+from envs.registry import agents_a_world, classes_of, held_out_facts, make
 
 STAGE = "record"
 LIVES = {"shard_steps": 4096, "chunk_steps": 512, "level": 6}  # most of what an agent of many sees is as it was before
@@ -430,8 +430,7 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
             saves=Saves(run, known, every, saved, processes) if keeps else None,
         )  # fmt: skip
         run.facts = {"agent": name, "source": "real", "interventions": [repr_of(i) for i in intervene]}
-        run.facts |= {} if weights == WEIGHTS else {"weights": weights}
-        run.facts |= {"classes": list(names)} if (names := classes_of(agent.spec)) else {}
+        run.facts |= facts_of(agent.spec, weights, away=config.split == "held_out" and processes.first)
         if config.branches:
             run.facts["branches"] = {"snapshots": config.branches, "before": LEAD, "held": STEPS}
             tried = write_branches(agent, config, where, run.path / FOLDER, device)
@@ -453,6 +452,13 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
     if config.npz and processes.first:
         write_npz(out)
     print(f"recorded {kept.in_words(bool(intervene))}: {out}")
+
+
+def facts_of(spec: EnvSpec, weights: str, away: bool) -> dict[str, Any]:
+    """Of a manifest: which weights, which labels are names, and (away) what is to be said of held-out starts."""
+    out: dict[str, Any] = {} if weights == WEIGHTS else {"weights": weights}
+    out |= {"classes": list(names)} if (names := classes_of(spec)) else {}
+    return out | (held_out_facts(spec) if away else {})
 
 
 def end_of_whole(config: RecordConfig, out: Path, inputs: artefacts.Inputs) -> None:

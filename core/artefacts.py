@@ -81,6 +81,7 @@ BESIDE = "agent_beside"  # key of a bundle's simulator.json: fingerprint of its 
 ADOPTED, OWN_WORLD = "adopted.json", "world.json"  # of users' modules
 AGENTS = ("agent.json", "policy.json", ADOPTED)
 SIMULATORS = ("simulator.json", OWN_WORLD)
+HELD_OUT_WARNING = "held_out_warning"  # fact of a manifest, see ``envs.registry.held_out_warning``
 SIMULATOR_WARNING = "simulator_warning"  # fact of a manifest, see ``simulator_warning``
 REPLACED_INPUTS = "replaced_inputs"  # fact: names of the inputs that were others when the run ended
 LESS_THAN_HELD = "free_running_mse_less_held_frame"  # metric of a simulator (generative.train)

@@ -9,7 +9,7 @@ else).
 Environments are stepped one after the other and reset on the same step, so the last observation of an episode is always
 known.  Every episode begins with a reset to a seed of its own: even ones belong to the split "train", odd ones to
 "held_out", so that the two never share a start.  (An environment whose starts do not depend on its seed is the same in
-both; the option ``held_out`` gives it other arguments there.)
+both; the option ``held_out`` gives it other arguments there, and ``starts_in_both`` says what is seen of it.)
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ SUPPORTED = (
     "supported are vectors (one-dimensional Box, MultiBinary), categories (Discrete), images (Box of uint8 "
     "[height, width, channels]) and flat Dicts of these"
 )
+TRIED_STARTS = 16  # of either split, to see whether they begin alike
 TRIED_STEPS = 5  # of a copy against its original, to see whether it goes on alike
 
 
@@ -351,6 +352,10 @@ class GymnasiumEnv:
             out[name] = about.cast(value, what)
         return out
 
+    def shown_first(self, seed: int) -> bytes:
+        """The first observation after a reset of the first slot to a seed, as bytes; what is on show stays."""
+        return b"".join(x.tobytes() for x in self._begin(self._envs[0], seed).values())
+
     # The batch
 
     def reset(self, seed: int) -> Step:
@@ -436,6 +441,43 @@ def _stepped(env: Any, action_P: np.ndarray) -> tuple[Any, float, bool, bool, An
         )
     obs, reward, terminated, truncated, info = answer
     return obs, float(reward), bool(terminated), bool(truncated), info
+
+
+def starts_in_both(env_id: str, options: GymnasiumOptions) -> str | None:
+    """What is to be said of starts of the split "held_out" that show what starts of "train" show: a sentence where half
+    of those tried or more do, or where one seed begins two ways; None: neither was seen.
+
+    Nothing more is seen than first observations: of a world that shows a part of its state, starts that look alike may
+    differ.  The generators that a process shares are left as they were.
+    """
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    seeds = np.random.default_rng(0).integers(2**30, size=TRIED_STARTS).tolist()
+    try:
+        one = GymnasiumEnv(env_id, options, 1)
+        trained = [one.shown_first(2 * seed) for seed in seeds]
+        repeats = one.shown_first(2 * seeds[-1]) == trained[-1]
+        one.close()
+        other = GymnasiumEnv(env_id, options, 1, "held_out")
+        alike = sum(other.shown_first(2 * seed + 1) in trained for seed in seeds)
+        other.close()
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.set_rng_state(kept[2])
+    said = []
+    if 2 * alike >= TRIED_STARTS:
+        said.append(
+            f"{alike} of {TRIED_STARTS} held-out starts of {env_id} show at first what one of {TRIED_STARTS} training "
+            "starts shows (few starts, a seed that is ignored, or a part of the state alone is shown)"
+        )
+    if not repeats:
+        said.append(f"{env_id} begins otherwise when it is reset again with the same seed")
+    if not said:
+        return None
+    return (
+        f"{'; '.join(said)}: that held-out results are of starts that no training saw is not shown (draw starts from "
+        "self.np_random after super().reset(seed=seed), or name other arguments by the option held_out)."
+    )
 
 
 def _shared_generators() -> list[bytes]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from core.artefacts import HELD_OUT_WARNING
 from core.config import from_json, nearest
 from core.contracts import EnvSpec, UserError, VecEnv
 
@@ -114,6 +115,25 @@ def held_out_pool(spec: EnvSpec, start_level: int, num_levels: int) -> dict[str,
             f"{low + count - 1}): what is found there is not of levels that the agent never saw", file=sys.stderr,
         )  # fmt: skip
     return {"start_level": start_level, "num_levels": num_levels}
+
+
+def held_out_warning(spec: EnvSpec) -> str | None:
+    """A sentence where the held-out starts of a user's world were seen to be those of the training, or may be: which
+    belongs into the manifest (``held_out_facts``) of whatever is measured there.  None: nothing of it was seen."""
+    if spec.env_id.partition("/")[0] not in ("gymnasium", "module"):
+        return None  # ours keep the two apart
+    from envs.gymnasium_env import options_of, starts_in_both
+
+    return starts_in_both(spec.env_id, options_of(spec))
+
+
+def held_out_facts(spec: EnvSpec) -> dict[str, Any]:
+    """``held_out_warning`` as facts of a manifest, ``{}`` where there is none; it is told, too."""
+    said = held_out_warning(spec)
+    if said is None:
+        return {}
+    print(f"warning: {said}", file=sys.stderr)
+    return {HELD_OUT_WARNING: said}
 
 
 def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", **options: Any) -> VecEnv:

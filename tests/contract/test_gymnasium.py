@@ -16,7 +16,7 @@ import pytest
 
 from core.contracts import Field, UserError
 from envs.gymnasium_env import GymnasiumEnv
-from envs.registry import make, spec_of
+from envs.registry import held_out_facts, make, spec_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CORRIDOR = str(ROOT / "docs" / "examples" / "corridor.py")
@@ -317,3 +317,47 @@ def test_misuse_by_a_program(cartpole: GymnasiumEnv) -> None:
         cartpole.step(np.array([0, 1, 2]))
     with pytest.raises(ValueError, match="cannot reshape"):
         cartpole.step(np.array([0, 1]))
+
+
+STARTS = {  # of a world: what its reset gives, and what is said of its held-out starts
+    "follows its seed": ("self.np_random.random(2, np.float32)", None),
+    "always the same": ("np.zeros(2, np.float32)", "16 of 16 held-out starts of module/w show at first what one of 16"),
+    "a generator of its own": ("self.own.random(2, np.float32)", "16 of 16 held-out starts"),
+    "one that all share": ("np.random.random(2).astype(np.float32)", "begins otherwise when it is reset again"),
+}
+
+
+@pytest.mark.parametrize("kind", STARTS)
+def test_held_out_starts_that_begin_as_those_of_the_training_are_told(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A world that ignores its seed has the same starts in both splits; nothing that is said goes beyond what is seen,
+    and what a process draws afterwards is what it would have drawn."""
+    gives, said = STARTS[kind]
+    body = "def make_env(**kwargs):\n    env = Env()\n    env.own = np.random.default_rng(3)\n    return env\n"
+    source = Path(module(tmp_path / "w.py", body))
+    source.write_text(source.read_text().replace("self.observation_space.sample() * 0, {}", f"{gives}, {{}}", 1))
+    spec = spec_of(str(source), {})
+    before = np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    facts = held_out_facts(spec)
+    assert before == np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    told = capsys.readouterr().err
+    if said is None:
+        assert facts == {} and told == ""
+        return
+    assert said in facts["held_out_warning"] and told == f"warning: {facts['held_out_warning']}\n"
+    assert "that no training saw is not shown" in told and "self.np_random" in told
+
+
+def test_other_arguments_make_held_out_starts_others_where_the_start_is_always_the_same(tmp_path: Path) -> None:
+    body = "def make_env(**kwargs):\n    env = Env()\n    env.start = kwargs['start']\n    return env\n"
+    source = Path(module(tmp_path / "w.py", body))
+    text = source.read_text().replace("self.observation_space.sample() * 0, {}", "np.full(2, self.start), {}", 1)
+    source.write_text(text)
+    one = {"kwargs": {"start": 0.5}}
+    assert held_out_facts(spec_of(str(source), one))
+    assert held_out_facts(spec_of(str(source), {**one, "held_out": {"start": 1.0}})) == {}
+
+
+def test_worlds_whose_splits_are_kept_apart_are_not_tried() -> None:
+    assert held_out_facts(spec_of("planted/null", {})) == held_out_facts(spec_of("gymnasium/CartPole-v1", {})) == {}

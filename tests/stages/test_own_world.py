@@ -347,3 +347,43 @@ def test_weights_that_do_not_fit(house: Path, tmp_path: Path, monkeypatch: pytes
             )
         )  # fmt: skip
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_measured_on_held_out_starts_that_the_training_has_too_says_so(
+    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A world that ignores its seed: in every manifest and, of claims, among the warnings that the report shows."""
+    from agents import evaluate
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    world = tmp_path / "still.py"
+    world.write_text(
+        "import gymnasium\n\n\nclass Still(gymnasium.Wrapper):\n    def reset(self, *, seed=None, options=None):\n"
+        "        return self.env.reset(seed=7, options=options)\n\n\n"
+        "def make_env(**kwargs):\n    return Still(gymnasium.make('CartPole-v1'))\n"
+    )
+    agent = tmp_path / "agent"
+    words = [EXAMPLES / "cartpole.py", "--weights", house / "cartpole.pt", "--env", world, "--out", agent]
+    run(adopt_agent, "AdoptConfig", *words)
+    few = ["--agent", agent, "--episodes", 4, "--slots", 2]
+    run(record, "RecordConfig", *few, "--out", tmp_path / "trained")
+    assert "held_out_warning" not in artefacts.read_manifest(tmp_path / "trained")["facts"]
+    assert "warning" not in capsys.readouterr().err
+    run(record, "RecordConfig", *few, "--split", "held_out", "--out", tmp_path / "recorded")
+    run(evaluate, "EvaluateConfig", *few, "--out", tmp_path / "evaluated")
+    from analysis import hidden_states
+
+    words = ["precompute", "--rollouts", tmp_path / "trained", "--preset", "debug", "--out", tmp_path / "states"]
+    run(hidden_states, "HiddenStatesConfig", *words)
+    words = ["--policy", agent, "--hidden_states", tmp_path / "states", "--preset", "debug", "--no-video"]
+    run(interventions, "InterventionsConfig", *words, "--out", tmp_path / "claims")
+    said = {
+        artefacts.read_manifest(tmp_path / n)["facts"]["held_out_warning"] for n in ("recorded", "evaluated", "claims")
+    }
+    assert len(said) == 1 and "16 of 16 held-out starts of module/still" in min(said)
+    assert capsys.readouterr().err.count(f"warning: {min(said)}") == 3
+    assert min(said) in artefacts.Result.load(tmp_path / "claims").notes["warnings"]
+    run(adopt, "AdoptWorldConfig", EXAMPLES / "cartpole_world.py", "--weights", house / "cartpole_world.pt",
+        "--agent", agent, "--out", tmp_path / "simulator")  # fmt: skip
+    report.main(cli.parse(report.ReportConfig, ["--runs", str(tmp_path), "--out", str(tmp_path / "page")], "report"))
+    assert (tmp_path / "page" / "report.html").read_text().count("16 of 16 held-out starts") == 1

@@ -38,7 +38,7 @@ from core.episodes import RolloutStore
 from core.roll import Simulator
 from core.video import check_video
 from envs.procgen import HELD_OUT_LEVEL
-from envs.registry import held_out_pool, make
+from envs.registry import held_out_facts, held_out_pool, make
 from generative.load import check_world, load_ensemble, members_as_inputs
 from generative.splits import trained_on
 from generative.starts import Informed, informed_by, note_forgotten, state_column_of
@@ -169,6 +169,7 @@ def main(config: FidelityConfig) -> None:
 
     if config.counterfactual:
         require_snapshots(make_env(1))
+    doubted = held_out_facts(simulator.world.spec) if config.counterfactual else {}
     rng = np.random.default_rng(config.seed)
     spec = simulator.world.spec
     distinct, whole = spec.distinct_actions(), whole_actions(spec)
@@ -208,7 +209,7 @@ def main(config: FidelityConfig) -> None:
             with run.figures():
                 figures.draw(result, run.path, whole, config.video)
             run.metrics = dict(result.scalars)
-            run.facts = {"agent": fingerprint(simulator.agent), "simulator": fingerprint(simulator)}
+            run.facts = {"agent": fingerprint(simulator.agent), "simulator": fingerprint(simulator), **doubted}
     print_table(result)
     for words in result.notes["left_out"]:
         print(f"left out: {words}")

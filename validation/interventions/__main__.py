@@ -42,7 +42,7 @@ from core.when import Rule, load_rule
 from envs.nmmo import MAPS
 from envs.procgen import ProcgenEnv
 from envs.procgen_truth import WithTruth
-from envs.registry import held_out_pool, make
+from envs.registry import held_out_facts, held_out_pool, make
 from generative.load import load_ensemble, members_as_inputs
 from validation.interventions.alone import alone, matched_in, names_told
 from validation.interventions.figures import draw_claims, draw_effects, draw_headline, draw_needs, short, write_videos
@@ -245,14 +245,16 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
     told = bool(matched_in(hypotheses)) or any(event.truths for event in events)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         pools = pool(agent.spec, config, told=told), pool(agent.spec, config, choosing=True, told=told)
+        doubted = held_out_facts(agent.spec)
         result = alone(agent, pools, basis, options, device, rule, config.who, truth, edits)
+        result.notes["warnings"] += doubted.values()
         result.notes["warnings"] += shared_levels(config) if agent.spec.env_id.startswith("procgen/") else []
         call_by_label(result, basis)
         result.save(run.path)
         with run.figures():
             draw_claims(result, run.path / "claims.png")
         run.metrics = dict(result.scalars)
-        run.facts = {"agent": name}
+        run.facts = {"agent": name, **doubted}
     print_summary(result)
     for line in told_of(result.tables.get("world_edits", ())):
         print(line)
@@ -288,11 +290,12 @@ def main(config: InterventionsConfig) -> None:
     parse_study(options, basis, simulator.world.spec, rule)
     spec = simulator.world.spec
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
+        doubted = held_out_facts(spec)
         result = study(
             simulator, pool(spec, config), basis, options, device, rule, pool(spec, config, choosing=True),
             members=members,
         )  # fmt: skip
-        result.notes["warnings"] += shared_levels(config)
+        result.notes["warnings"] += [*doubted.values(), *shared_levels(config)]
         if rule is not None:
             behaviour_N = rule(torch.from_numpy(result.arrays["h"]).to(device)).cpu().numpy()
             result.arrays["behaviour"] = behaviour_N
@@ -308,7 +311,7 @@ def main(config: InterventionsConfig) -> None:
             draw_needs(result, run.path / "needs.png")
             write_videos(result, run.path)
         run.metrics = dict(result.scalars)
-        run.facts = {"agent": name, "simulator": fingerprint(simulator)}
+        run.facts = {"agent": name, "simulator": fingerprint(simulator), **doubted}
     print_summary(result)
     print(
         f"{len(result.notes['hypotheses'])} changes of the hidden state on {config.starts} paired starts: {config.out}"

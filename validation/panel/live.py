@@ -30,7 +30,7 @@ from core.roll import Moment, Noise, Simulator, gumbel, index_of, probabilities,
 from core.trees import Tree, flatten, joined, rows_of
 from envs.procgen import ProcgenEnv
 from envs.procgen_edits import parse_edit
-from envs.registry import held_out_pool, make
+from envs.registry import held_out_facts, held_out_pool, make
 from generative.starts import from_known, started
 from validation.edits.course import EditedWorld, shown_with
 from validation.hypotheses.grammar import parse_edit_hypothesis, parse_hypothesis
@@ -453,6 +453,7 @@ def live_of(
     if not spec.can_snapshot:
         raise UserError(f"{spec.env_id} cannot be put back to a state, so nothing is live in it; give --starts 0")
     pool = held_out_pool(spec, 700_000_000, 100_000)
+    held_out_facts(spec)
     device = torch.device("cpu")
     agent, frames = simulator.agent, simulator.world.initial_frames
 

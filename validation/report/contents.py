@@ -643,7 +643,8 @@ STUDY_FIGURES = {
 def _top(chosen: Chosen, again: Path) -> tuple[str, str, str, list[str]]:
     """(gate, warnings, what was asked and what came out), as HTML, and all as plain sentences."""
     runs = chosen.of("interventions")
-    warnings = _warnings(chosen)
+    doubted = (run.manifest["facts"].get(artefacts.HELD_OUT_WARNING) for run in chosen.runs)
+    warnings = [*_warnings(chosen), *dict.fromkeys(str(said) for said in doubted if said)]
     if not runs:
         words = "What was asked: nothing yet. No claim about this agent was tested in the real world."
         return box(to_make("interventions", chosen, words)), _warned(warnings), "", [words]
