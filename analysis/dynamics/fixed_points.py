@@ -26,15 +26,17 @@ def search(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterat
 
     Finds repelling points as well as attracting ones.  Give float64: the gradient's floor decides what is fixed.
     """
-    start, h = h_BH, h_BH.clone()
-    eye = torch.eye(h.shape[1], dtype=h.dtype, device=h.device)
+    h_all, speed_all = h_BH.clone(), torch.zeros(len(h_BH), dtype=h_BH.dtype, device=h_BH.device)
+    settled_all = torch.zeros(len(h_BH), dtype=torch.bool, device=h_BH.device)
+    eye = torch.eye(h_BH.shape[1], dtype=h_BH.dtype, device=h_BH.device)
+    on_N = torch.arange(len(h_BH), device=h_BH.device)  # searches that go on
+    e, start, h = e_BE, h_BH, h_BH
     damping = torch.full((len(h), 1, 1), 1e-2, dtype=h.dtype, device=h.device)
-    settled = torch.zeros(len(h), dtype=torch.bool, device=h.device)
 
     def speed_of(after: Tensor, before: Tensor) -> Tensor:
         return ((after - before) / std_H).square().mean(1).sqrt()
 
-    after, jacobian = memory.with_jacobian(e_BE, h)
+    after, jacobian = memory.with_jacobian(e, h)
     speed = speed_of(after, h)
     for _ in range(iterations):
         residual = (after - h) / std_H
@@ -43,12 +45,18 @@ def search(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterat
         # A local minimum that is no fixed point: the speed is far above what its slope could still take away.
         settled = (speed < FIXED) | (gradient.square().mean(1).sqrt() < 1e-6 * speed)
         lost = ((h - start) / std_H).abs().amax(1) > LOST
-        if (settled | lost).all():
+        settled_all[on_N], h_all[on_N], speed_all[on_N] = settled & ~lost, h, speed
+        goes_on = ~(settled | lost)
+        if not goes_on.any():
             break
+        if not goes_on.all():
+            on_N, e, start, h, after = (x[goes_on] for x in (on_N, e, start, h, after))
+            jacobian, speed, damping, slope, gradient = (
+                x[goes_on] for x in (jacobian, speed, damping, slope, gradient)
+            )
         normal = slope.transpose(1, 2) @ slope
         move = solve(normal + damping * eye, -gradient) * std_H
-        move = torch.where((settled | lost)[:, None], 0.0, move)
-        tried_after, tried_jacobian = memory.with_jacobian(e_BE, h + move)
+        tried_after, tried_jacobian = memory.with_jacobian(e, h + move)
         tried = speed_of(tried_after, h + move)
         better = tried < speed
         damping = torch.where(better[:, None, None], damping * 0.2, damping * 5).clamp(1e-14, 1e8)
@@ -56,7 +64,9 @@ def search(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterat
         after = torch.where(better[:, None], tried_after, after)
         jacobian = torch.where(better[:, None, None], tried_jacobian, jacobian)
         speed = torch.where(better, tried, speed)
-    return Search(h, speed, settled & (((h - start) / std_H).abs().amax(1) <= LOST))
+    else:
+        h_all[on_N], speed_all[on_N] = h, speed
+    return Search(h_all, speed_all, settled_all)
 
 
 def solve(a_BHH: Tensor, b_BH: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from core.contracts import Agent
 from core.roll import blank
 from core.trees import Tree, each, flatten, unflatten
 
+AT_ONCE = 2**19  # numbers of Jacobians that a CPU computes at once, so that they stay in its cache
+
 
 @dataclass(frozen=True)
 class Recurrence:
@@ -77,6 +79,12 @@ class Recurrence:
 
     def with_jacobian(self, e_BE: Tensor, s_BS: Tensor) -> tuple[Tensor, Tensor]:
         """F(s; e) [B, S] and dF_i / ds_j [B, S, S]."""
+        rows = max(1, AT_ONCE // s_BS.shape[1] ** 2) if s_BS.device.type == "cpu" else len(s_BS)
+        parts = [self._part(e, s) for e, s in zip(e_BE.split(rows), s_BS.split(rows), strict=True)]
+        after, jacobian = parts[0] if len(parts) == 1 else (torch.cat(x) for x in zip(*parts, strict=True))
+        return after, jacobian
+
+    def _part(self, e_BE: Tensor, s_BS: Tensor) -> tuple[Tensor, Tensor]:
         s = s_BS.detach().requires_grad_()
         with torch.enable_grad():
             after = self(e_BE, s)

@@ -14,10 +14,10 @@ from torch import Tensor
 from analysis.dynamics.config import DynamicsConfig
 from analysis.dynamics.fixed_points import FIXED, distinct, search, settle
 from analysis.dynamics.inputs import Recorded, Still
-from analysis.dynamics.lyapunov import lyapunov
+from analysis.dynamics.lyapunov import lyapunov, of_settled
 from analysis.dynamics.modes import Modes, attractor, modes, period, persistence, stability, time_constant
 from analysis.dynamics.recurrence import Recurrence
-from analysis.dynamics.retention import left_after
+from analysis.dynamics.retention import Left
 from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import Basis
@@ -76,9 +76,7 @@ def analyse(
                 )
                 points.append(found.h_BH[k].cpu().numpy())
                 values.append(mode.value_M)
-            steps = np.full(len(h_SH), config.lyapunov_steps)
-            along = e_SE[:, None].expand(-1, config.lyapunov_steps, -1)
-            still.append(lyapunov(memory, along, ended, steps, config.burn_in))
+            still.append(of_settled(memory, one.e_E, ended, std_H, config.lyapunov_steps, config.burn_in))
             progress.advance()
     size = recorded.h_NH.shape[1]
     result.arrays |= {
@@ -190,14 +188,14 @@ def driven(
         )
     length = np.minimum(count[use] - 1, config.lyapunov_steps)  # the first recorded state is where it starts
     rows = first[use, None] + 1 + np.minimum(np.arange(length.max()), length[:, None] - 1)
-    each, steps = lyapunov(memory, recorded.e_NE[rows], recorded.h_NH[first[use]], length, config.burn_in)
+    left = Left(recorded.h_NH[first[use]])
+    each, steps = lyapunov(memory, recorded.e_NE[rows], recorded.h_NH[first[use]], length, config.burn_in, left)
     result.arrays["lyapunov_driven"], result.arrays["lyapunov_steps"] = each, steps
     result.tables["lyapunov"] = []
     put_exponents(result, "recorded", each, steps, recorded.units[first[use]], rng)
     top = result.tables["lyapunov"][0]
     result.scalar("lyapunov_driven", top["value"], "nats a step, largest", top["n"], (top["low"], top["high"]))
-    left_BT = left_after(memory, recorded.e_NE[rows], recorded.h_NH[first[use]], length)
-    put_left(result, left_BT, recorded.units[first[use]], rng)
+    put_left(result, left.left_BT, recorded.units[first[use]], rng)
     result.scalar("episodes_too_short", float((~use).sum()), "episodes left out of the exponents")
 
 

@@ -14,10 +14,10 @@ from analysis.dynamics.config import DynamicsConfig
 from analysis.dynamics.figures import draw_eigenvalues, draw_points
 from analysis.dynamics.fixed_points import distinct, search, settle, solve
 from analysis.dynamics.inputs import Recorded, Still
-from analysis.dynamics.lyapunov import lyapunov
+from analysis.dynamics.lyapunov import lyapunov, of_settled
 from analysis.dynamics.modes import attractor, modes, period, persistence, stability, time_constant
 from analysis.dynamics.recurrence import Recurrence
-from analysis.dynamics.retention import left_after
+from analysis.dynamics.retention import Left
 from analysis.dynamics.tables import along, analyse, left_in_words, put_exponents, put_left
 from analysis.shared.directions import neuron_basis
 from core.artefacts import Result
@@ -291,6 +291,12 @@ def test_the_whole_analysis_of_two_attractors_and_the_saddle_between() -> None:
     assert result.scalars["memory"]["value"] in (1, 2) and "down to 1/e after" in left_in_words(result)
 
 
+def left_after(memory: Recurrence, e: Tensor, start: Tensor, length: np.ndarray) -> np.ndarray:
+    left = Left(start)
+    lyapunov(memory, e, start, length, 0, left)
+    return left.left_BT
+
+
 def test_what_is_left_of_a_difference() -> None:
     """Of a delay line nearly all until it is through, of an integrator all, of a leak its own share; the largest
     Lyapunov exponent said .6 steps of a delay line of 20, and that gated memories that fade part."""
@@ -309,6 +315,66 @@ def test_what_is_left_of_a_difference() -> None:
     assert result.scalars["memory"]["value"] == 18 and "down to 1/e after 18" in left_in_words(result)
     put_left(result, np.ones((12, 41)), np.arange(12), np.random.default_rng(0))
     assert result.scalars["memory"]["value"] is None and "not down to 1/e within 40 steps" in left_in_words(result)
+
+
+def counted(memory: Recurrence, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of every batch of Jacobians that is computed from here on."""
+    rows: list[int] = []
+    one = Recurrence.with_jacobian
+
+    def counting(self: Recurrence, e: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        rows.append(len(s))
+        return one(self, e, s)
+
+    monkeypatch.setattr(Recurrence, "with_jacobian", counting)
+    return rows
+
+
+def test_what_has_ended_is_not_computed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches that settled, episodes that are over; what they gave stays."""
+    memory = toy(lambda h: torch.tanh(2 * h), 1)
+    h = torch.tensor([[0.9575040240772687], [0.4]], dtype=torch.float64)
+    std = torch.ones(1, dtype=torch.float64)
+    alone = [search(memory, torch.zeros(1, 1).double(), x[None], std, 300) for x in h]
+    rows = counted(memory, monkeypatch)
+    both = search(memory, torch.zeros_like(h), h, std, 300)
+    assert rows[0] == 2 and set(rows[2:]) == {1}
+    for i, one in enumerate(alone):
+        assert [x[i].tolist() for x in both] == [x[0].tolist() for x in one]
+    rows.clear()
+    each, steps = lyapunov(memory, torch.zeros(2, 20, 1).double(), h, np.array([20, 8]), 2)
+    assert rows == [2] * 8 + [1] * 12 and steps.tolist() == [18, 6]
+    short, _ = lyapunov(memory, torch.zeros(1, 8, 1).double(), h[1:], np.array([8]), 2)
+    assert each[1].tolist() == short[0].tolist()
+
+
+def test_states_that_rest_at_one_point_have_their_exponents_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that only lie near each other: of a map that tells them apart, and of a line of fixed points."""
+    std, zero = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    memory = toy(lambda h: torch.stack([torch.tanh(2 * h[:, 0]), 0.5 * h[:, 1]], 1), 2)
+    start = torch.tensor([[x, 1.0] for x in (-2.0, -1.0, 0.3, 0.5, 0.7)], dtype=torch.float64)
+    settled = settle(memory, torch.zeros_like(start), start, 200)
+    want, _ = lyapunov(memory, torch.zeros(5, 30, 2).double(), settled, np.full(5, 30), 5)
+    rows = counted(memory, monkeypatch)
+    each, steps = of_settled(memory, zero, settled, std, 30, 5)
+    assert set(rows) == {2} and steps.tolist() == [25] * 5
+    np.testing.assert_allclose(each, want, atol=1e-12)
+    rows.clear()
+    near = torch.tensor([[0.3, 0.2], [0.3 + 1e-10, 0.2]], dtype=torch.float64)
+    of_settled(toy(henon, 2), zero, near, std, 10, 5)
+    assert set(rows) == {2}  # they move
+    rows.clear()
+    line = torch.tensor([[0.1, 0.0], [0.2, 0.0]], dtype=torch.float64)
+    of_settled(toy(lambda h: h * torch.tensor([1.0, 0.5]).double(), 2), zero, line, std, 10, 5)
+    assert set(rows) == {2}
+
+
+def test_jacobians_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, h = toy(henon, 2), torch.linspace(-1, 1, 14, dtype=torch.float64).reshape(7, 2)
+    whole = memory.with_jacobian(torch.zeros_like(h), h)
+    monkeypatch.setattr("analysis.dynamics.recurrence.AT_ONCE", 8)  # two rows
+    for one, other in zip(memory.with_jacobian(torch.zeros_like(h), h), whole, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_unit_that_never_changes_does_not_hide_the_fixed_point() -> None:
