@@ -47,8 +47,8 @@ class AdoptWorldConfig:
 
     module: tyro.conf.Positional[Path] = Path("my_world.py")
     """.py file with make_world(spec)"""
-    weights: Path
-    """.safetensors or a state dict (.pt, .pth)"""
+    weights: Path | None = None
+    """.safetensors or a state dict (.pt, .pth); none: a world of rules, which has no tensors"""
     agent: Path = Path("runs/agent")
     """run directory of the agent that is studied in it"""
     out: Path = Path("runs/simulator")
@@ -81,10 +81,14 @@ def check(simulator: Simulator[Any], window: Mapping[str, Tensor]) -> list[str]:
     window: observations [ROWS, I, ...] of its world.  In eval mode, on the CPU.
     """
     world = simulator.world
-    mean, log_std = called("infer", lambda: world.infer(window))
-    for name, x in (("infer's mean", mean), ("infer's log_std", log_std)):
+    inferred = called("infer", lambda: world.infer(window))
+    if not isinstance(inferred, tuple) or len(inferred) != 2:
+        raise broken("shapes", "infer must give (mean, log_std)")
+    for name, x in zip(("infer's mean", "infer's log_std"), inferred, strict=True):
         _shape(name, x, (ROWS, world.latent_size))
-    z = called("normalise", lambda: world.normalise(mean)).detach()
+    z = called("normalise", lambda: world.normalise(inferred[0]))
+    _shape("normalise", z, (ROWS, world.latent_size))
+    z = z.detach()
     if not torch.allclose(world.normalise(z), z, atol=1e-5):
         raise broken("latents", "normalise is not idempotent")
     state, shown = _shown(world, "start", called("start", lambda: world.start(z, None)))
@@ -93,6 +97,7 @@ def check(simulator: Simulator[Any], window: Mapping[str, Tensor]) -> list[str]:
     forms = [[(x.shape, x.dtype) for x in leaves(tree)] for tree in (state, after)]
     if forms[0] != forms[1]:
         raise broken("trees", "step gives a state of another form than start")
+    _check_course(world, z, action)
     _check_determinism(world, z, state, action, (after, then))
     _check_rows(world, z, state, action, then)
     notes = _check_gradients(world, z)
@@ -136,6 +141,8 @@ def _shown(world: Any, name: str, out: Any, rows: int = ROWS) -> tuple[Tree, Sho
             raise broken("trees", f"the state of {name} has tensors whose first axis is not the batch")
     except TypeError as error:
         raise broken("trees", f"the state of {name} must be nested tuples of tensors ({error})") from None
+    if not isinstance(shown.obs, Mapping):
+        raise broken("shapes", f"what {name} shows is {type(shown.obs).__name__}; it must be a dict of fields")
     if set(shown.obs) != set(world.spec.obs):
         raise broken("shapes", f"{name} shows {sorted(shown.obs)}; the world has {sorted(world.spec.obs)}")
     for field, about in world.spec.obs.items():
@@ -152,8 +159,17 @@ def _shown(world: Any, name: str, out: Any, rows: int = ROWS) -> tuple[Tree, Sho
         _shape(f"{name}'s chance of a reward", shown.paid_B2, (rows, 2))
         if ((shown.paid_B2 < 0) | (shown.paid_B2 > 1)).any():
             raise broken("shapes", f"{name}'s chances of a reward must be probabilities")
-    _shape(f"{name}'s features", shown.features_BD, (rows, shown.features_BD.shape[-1]))
+    features = shown.features_BD
+    width = features.shape[-1] if isinstance(features, Tensor) and features.ndim else 1
+    _shape(f"{name}'s features", features, (rows, width))
     return state, shown
+
+
+def _told(shown: Shown) -> dict[str, Tensor]:
+    """All that is told of a step, by its name."""
+    told = {f"what is shown of {name}": x for name, x in shown.obs.items()}
+    told |= {"the reward": shown.reward_B, "the ending": shown.ending_B, "the features": shown.features_BD}
+    return told | ({} if shown.paid_B2 is None else {"the chance of a reward": shown.paid_B2})
 
 
 def _numbers(out: tuple[Tree, Shown]) -> list[Tensor]:
@@ -162,13 +178,32 @@ def _numbers(out: tuple[Tree, Shown]) -> list[Tensor]:
     return [*leaves(out[0]), *shown.obs.values(), shown.reward_B, shown.ending_B, shown.features_BD, *told]
 
 
-def _check_determinism(world: Any, z: Tensor, state: Tree, action: Tensor, first: tuple[Tree, Shown]) -> None:
-    def noise() -> Tree:
-        return called("draw_noise", lambda: world.draw_noise(ROWS, torch.Generator().manual_seed(0)))
+def _noise(world: Any) -> Tree:
+    """The noise of a step, the same at every call."""
+    noise = called("draw_noise", lambda: world.draw_noise(ROWS, torch.Generator().manual_seed(0)))
+    try:
+        list(leaves(noise))
+    except TypeError as error:
+        raise broken(
+            "trees", f"draw_noise must give nested tuples of tensors, () where there is no noise ({error})"
+        ) from None
+    return noise
 
+
+def _check_course(world: Any, z: Tensor, action: Tensor) -> None:
+    """What is shown, paid and ended later on, and where there is noise, has to be as at the first step."""
+    for drawn, said in ((False, ""), (True, " with noise")):
+        noise = _noise(world) if drawn else None
+        state, _ = _shown(world, f"start{said}", called(f"start{said}", lambda n=noise: world.start(z, n)))  # type: ignore[misc]
+        for t in range(1, STEPS + 1):
+            name = f"step {t}{said}"
+            state, _ = _shown(world, name, called(name, lambda s=state, n=noise: world.step(s, action, n)))  # type: ignore[misc]
+
+
+def _check_determinism(world: Any, z: Tensor, state: Tree, action: Tensor, first: tuple[Tree, Shown]) -> None:
     for name, runs in (
         ("without noise", [first, world.step(state, action, None)]),
-        ("with the same noise", [world.step(state, action, noise()) for _ in range(2)]),
+        ("with the same noise", [world.step(state, action, _noise(world)) for _ in range(2)]),
     ):
         if not all(torch.equal(a, b) for a, b in zip(*map(_numbers, runs), strict=True)):
             raise broken("purity", f"the same step {name} gives another result the second time")
@@ -177,10 +212,13 @@ def _check_determinism(world: Any, z: Tensor, state: Tree, action: Tensor, first
 def _check_rows(world: Any, z: Tensor, state: Tree, action: Tensor, whole: Shown) -> None:
     for b in range(ROWS):
         row = slice(b, b + 1)
-        _, alone = _shown(world, "step", world.step(rows_of(state, row), action[row], None), rows=1)
-        for name, x in alone.obs.items():
-            if not torch.allclose(x, whole.obs[name][row], rtol=1e-3, atol=1e-4):
-                raise broken("rows", "a row alone gives other numbers than in a batch: rows must not touch each other")
+        given = called("step of one row", lambda r=row: world.step(rows_of(state, r), action[r], None))  # type: ignore[misc]
+        _, alone = _shown(world, "step of one row", given, rows=1)
+        for name, x in _told(alone).items():
+            other = _told(whole).get(name)
+            if other is None or not torch.allclose(x, other[row], rtol=1e-3, atol=1e-4):
+                raise broken("rows", f"a row alone gives other numbers than in a batch ({name}): rows must not touch "
+                             "each other")  # fmt: skip
 
 
 def _check_gradients(world: Any, z: Tensor) -> list[str]:
@@ -284,11 +322,14 @@ def main(config: AdoptWorldConfig) -> None:
     cli.require(0, seed=config.seed)
     inputs = artefacts.Inputs({"agent": config.agent})
     agent = load_agent(config.agent)
-    source, tensors = read_source(config.module), read_weights(config.weights)
+    source, tensors = read_source(config.module), None if config.weights is None else read_weights(config.weights)
     source.agree()
     module = source.run(("make_world",))
     world = build(module, source, agent.spec)
-    fill(world, tensors, getattr(module, "rename", None), config.weights)
+    if config.weights is not None and tensors is not None:
+        fill(world, tensors, getattr(module, "rename", None), config.weights)
+    elif own := list(world.state_dict()):
+        raise UserError(f"{config.module}: the world has tensors ({own[0]!r}), so it needs --weights")
     simulator = simulator_in(world, agent)
     notes = check(simulator, windows(agent.spec, int(world.initial_frames), config.seed))
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:

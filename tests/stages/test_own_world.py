@@ -294,6 +294,153 @@ def test_a_broken_world_is_named(house: Path, fault: str, rule: str, monkeypatch
         check(simulator_in(broken(fault), agent), window)
 
 
+def world_that(**changes: Any) -> Any:
+    """CartPole's world model with functions of its own."""
+    own = type("World", (module("cartpole_world").World,), changes)(2).eval().requires_grad_(False)
+    own.spec = spec_of("gymnasium/CartPole-v1", {})
+    return own
+
+
+def stepping(change: Any) -> dict[str, Any]:
+    """A step whose result is changed: change(shown, next latents, noise)."""
+
+    def step(self: Any, state: Tensor, action: Tensor, noise: Any = None) -> Any:
+        x, shown = super(type(self), self).step(state, action, noise)
+        return x, change(shown, x, noise)
+
+    return {"step": step, "draw_noise": lambda self, batch, generator: torch.randn(batch, 1, generator=generator)}
+
+
+def beginning_anew(change: Any) -> dict[str, Any]:
+    """A world that counts its steps: change(shown, steps before)."""
+
+    def start(self: Any, z: Tensor, noise: Any = None) -> Any:
+        x, shown = super(type(self), self).start(z, noise)
+        return (x, torch.zeros(len(z), 1)), shown
+
+    def step(self: Any, state: Any, action: Tensor, noise: Any = None) -> Any:
+        x, shown = super(type(self), self).step(state[0], action, noise)
+        return (x, state[1] + 1), change(shown, state[1][:, 0])
+
+    return {"start": start, "step": step}
+
+
+def fails(*_: Any) -> Any:
+    raise ZeroDivisionError("division by zero")
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "infer": ({"infer": lambda self, obs: obs["x"][:, 0]}, r"shapes: infer must give \(mean, log_std\)"),
+    "normalise": ({"normalise": lambda self, z: None}, "shapes: normalise is NoneType"),
+    "fields": (
+        stepping(lambda s, x, n: s._replace(obs=None)),
+        "shapes: what step shows is NoneType; it must be a dict",
+    ),
+    "features": (stepping(lambda s, x, n: s._replace(features_BD=x.sum())), r"shapes: step's features is float32 \[\]"),
+    "reward of rows": (
+        stepping(lambda s, x, n: s._replace(reward_B=s.reward_B + x.mean())),
+        "rows: a row alone gives other .*the reward",
+    ),
+    "ending of rows": (
+        stepping(lambda s, x, n: s._replace(ending_B=torch.sigmoid(x.mean()).expand(len(x)))),
+        "rows: a row alone gives other .*the ending",
+    ),
+    "features of rows": (
+        stepping(lambda s, x, n: s._replace(features_BD=x - x.mean())),
+        "rows: a row alone gives other .*the features",
+    ),
+    "one row": (
+        stepping(lambda s, x, n: s if len(x) > 1 else fails()),
+        "calls: step of one row fails: ZeroDivisionError",
+    ),
+    "list of noise": (
+        {"draw_noise": lambda self, batch, generator: [torch.zeros(batch)]},
+        "trees: draw_noise must give nested tuples",
+    ),
+    "noise": (
+        stepping(lambda s, x, n: s if n is None else fails()),
+        "calls: step 1 with noise fails: ZeroDivisionError",
+    ),
+    "ending with noise": (
+        stepping(lambda s, x, n: s if n is None else s._replace(ending_B=s.ending_B + 2)),
+        "shapes: step 1 with noise's ending must be a probability",
+    ),
+    "ending later": (
+        beginning_anew(lambda s, t: s._replace(ending_B=s.ending_B - 2 * (t > 0).float())),
+        "shapes: step 2's ending must be a probability",
+    ),
+    "reward later": (
+        beginning_anew(lambda s, t: s._replace(reward_B=s.reward_B / (1 - (t > 0).float()))),
+        "finite numbers: step 2's reward has NaN",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_beyond_the_first_observation_is_named(
+    house: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rewards, endings and features, of later steps, with noise and of one row; all of them one line."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    agent = load_agent(house / "agent")
+    changes, rule = FAULTS[fault]
+    with pytest.raises(UserError, match=rule):
+        check(simulator_in(world_that(**changes), agent), windows(agent.spec, 1, 0))
+
+
+RULES = """
+import torch
+from torch import nn
+
+from core.contracts import Shown
+
+
+class Rules(nn.Module):
+    latent_size, initial_frames = 4, 1
+
+    def infer(self, obs):
+        return obs["x"][:, 0], torch.full_like(obs["x"][:, 0], -10.0)
+
+    def normalise(self, z):
+        return z
+
+    def observe(self, obs, action, seen):
+        return obs["x"]
+
+    def start(self, z, noise=None):
+        return z, Shown({"x": z}, torch.ones_like(z[:, 0]), torch.zeros_like(z[:, 0]), z)
+
+    def step(self, state, action, noise=None):
+        x = state + 0.02 * state.roll(-1, 1) + 0.2 * (action[:, 1:] - action[:, :1])
+        return x, Shown({"x": x}, torch.ones_like(x[:, 0]), torch.sigmoid(x[:, 0].abs() - 2.4), x)
+
+    def draw_noise(self, batch, generator):
+        return ()
+
+
+def make_world(spec):
+    return Rules()
+"""
+
+
+def test_a_world_of_rules_has_no_weights(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    (tmp_path / "rules.py").write_text(RULES)
+    run(adopt, "AdoptWorldConfig", tmp_path / "rules.py", "--agent", house / "agent", "--out", tmp_path / "simulator")
+    assert artefacts.verify(tmp_path / "simulator") == []
+    words = ["--simulator", tmp_path / "simulator", "--rollouts", house / "rollouts", "--samples", 4, "--steps", 4]
+    run(record_samples, "RecordSamplesConfig", *words, "--out", tmp_path / "samples")
+    with RolloutStore(tmp_path / "samples") as store:
+        assert len(store) == 4
+    (tmp_path / "others.py").write_text(RULES.replace("0.02 *", "0.03 *"))
+    run(adopt, "AdoptWorldConfig", tmp_path / "others.py", "--agent", house / "agent", "--out", tmp_path / "other")
+    names = {artefacts.read_manifest(tmp_path / n)["facts"]["simulator"] for n in ("simulator", "other")}
+    assert len(names) == 2  # known by their code
+    with pytest.raises(UserError, match="cartpole_world.py: the world has tensors .*, so it needs --weights"):
+        run(adopt, "AdoptWorldConfig", EXAMPLES / "cartpole_world.py", "--agent", house / "agent", "--out",
+            tmp_path / "none")  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [
