@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tyro
 
-from agents.learning_curves import LAST, Mode, bands_of, draw_curves, ranges_of, read_all, told_apart
+from agents.learning_curves import LAST, Mode, bands_of, draw_curves, of_the_ended, ranges_of, read_all, told_apart
 from core import artefacts, config as cli
 from core.artefacts import MANIFEST, Result
 from core.contracts import UserError
@@ -64,6 +64,8 @@ def main(config: CurvesConfig) -> None:
         raise UserError(f"{' '.join(config.trainings)}: no episode ended and nothing was measured; there is no return")
     bands, ends = bands_of(curves, smoothing=config.smoothing, drop=config.drop, normalise=config.normalise)
     result = Result(notes={"interval": "95 %, over seeds (Student); of one seed over episodes, where it was measured"})
+    ended = of_the_ended(curves)
+    result.notes |= {"training": ended} if ended else {}
     result.tables["runs"] = ends
     result.tables["curves"] = [
         {"method": b.method, "game": b.game, "split": b.split, "seeds": b.seeds, "step": float(step),
@@ -73,14 +75,15 @@ def main(config: CurvesConfig) -> None:
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         result.save(run.path)
         with run.figures():
-            draw_curves(bands, config.normalise).savefig(run.path / "curves.png", dpi=140)
+            draw_curves(bands, config.normalise, ended).savefig(run.path / "curves.png", dpi=140)
     for band in bands:
         interval = between(band.low_T[-1], band.high_T[-1], ".2f")
         seeds = f"{band.seeds} seed{'s' * (band.seeds > 1)}"
         print(f"{band.game}, {band.method}, {band.split}: {band.mean_T[-1]:.2f}{interval} at "
               f"{band.step_T[-1]:,.0f} steps ({seeds})")  # fmt: skip
-    if said := ranges_of(ends):
-        print(said)
+    for said in (ranges_of(ends), ended):
+        if said:
+            print(said)
     print(f"(where the curves end; the means of each run's last {LAST} updates are in runs.csv)")
     print(f"curves: {config.out}/curves.png")
 

@@ -6,6 +6,7 @@ T points of a common grid of steps, U updates.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ BOUNDS = ("held_out_low", "held_out_high")
 SPLITS = ("train", "test")
 MEASURED = "held out"  # the split of what a training measured as it went (train.py --evaluate_every)
 POINTS = 200
+EPISODES = 100  # that a training's return is the mean of, once so many have ended
 LAST = 50  # updates whose mean is a run's result
 ALL_GAMES = "all games"
 MOST_NAMED = 2  # settings in a method's name
@@ -60,6 +62,7 @@ class Curve:
     settings: Mapping[str, Any] = field(default_factory=dict)
     run: str = ""  # name of its directory
     of: str = RETURN
+    few_U: np.ndarray | None = None  # bool: of fewer than EPISODES episodes; None: not told
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,11 @@ def curves_of_training(directory: Path, whole: bool) -> list[Curve]:
     _, training, held_out = OF_TRAININGS[saved["stage"]]
     needed = NEEDED if path.name == FILE else (training, "step")
     rows = rows_of(text, path, needed)
-    curves = [_curve_of(saved, directory, "train", *numbers_of(rows, path, *needed))]
+    curve = _curve_of(saved, directory, "train", *numbers_of(rows, path, *needed))
+    if "return_episodes" in rows[0]:  # earlier trainings do not say
+        ended = {float(row["step"]): float(row["return_episodes"] or "nan") for row in rows if row["step"]}
+        curve = replace(curve, few_U=np.array([ended[step] < EPISODES for step in curve.step_U], bool))
+    curves = [curve]
     measured = [row for row in rows if row.get(held_out)]
     if measured:
         step_U, return_U = numbers_of(measured, path, held_out, "step")
@@ -281,7 +288,8 @@ def bands_of(
             return_U, last = (return_U - low) / (high - low), (last - low) / (high - low)
             bounds_U2 = None if bounds_U2 is None else (bounds_U2 - low) / (high - low)
         rows.append({"method": curve.method, "game": curve.game, "seed": curve.seed, "split": curve.split, **ranges,
-                     "steps": float(step_U[-1]), "return": float(last.mean()), "updates": len(last)})  # fmt: skip
+                     "steps": float(step_U[-1]), "return": float(last.mean()), "updates": len(last),
+                     "few_episodes_until": few_until(curve)})  # fmt: skip
         key = (curve.method, curve.game, curve.split)
         runs.setdefault(key, []).append((step_U, return_U, curve.seed))
         bounds[key] = bounds_U2
@@ -301,6 +309,24 @@ def bands_of(
             if whole:
                 bands.append(_band((method, ALL_GAMES, split), [(grid, rows_RT.mean(0)) for grid, rows_RT in whole]))
     return bands, rows
+
+
+def of_the_ended(curves: Sequence[Curve]) -> str:
+    """A line on what training returns are the mean of, and until which step of few episodes; '' where none is drawn."""
+    trained = [c for c in curves if c.split == "train"]
+    if not trained:
+        return ""
+    last = max((few_until(c) or 0.0 for c in trained), default=0.0)
+    what = "lengths are of the lives" if all(c.of == LIFE for c in trained) else "returns are of the episodes"
+    until = f": fewer than {EPISODES} until step {last:,.0f}" if last else ""
+    return f"training {what} that ended last, early on the short ones{until}"
+
+
+def few_until(curve: Curve) -> float | None:
+    """The last step at which a training's return is of fewer than EPISODES episodes; None: at none, or it is not
+    told."""
+    few = np.array([]) if curve.few_U is None else curve.step_U[curve.few_U]
+    return float(few[-1]) if len(few) else None
 
 
 def ranges_of(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -340,8 +366,8 @@ def _band(
     return Band(method, game, split, len(parts), grid, mean_T, low_T, high_T, of)
 
 
-def draw_curves(bands: Sequence[Band], normalised: bool) -> Any:
-    """A panel a game; a line a method and split, with its interval over seeds."""
+def draw_curves(bands: Sequence[Band], normalised: bool, below: str = "") -> Any:
+    """A panel a game; a line a method and split, with its interval over seeds.  below: words under the figure."""
     games = list(dict.fromkeys(band.game for band in bands))
     methods = list(dict.fromkeys(band.method for band in bands))
     colours = label_colours(range(len(methods)))
@@ -365,4 +391,6 @@ def draw_curves(bands: Sequence[Band], normalised: bool) -> Any:
         steps = "live agents' steps" if of == LIFE else "environment steps"
         axis.set(title=game, xlabel=steps, ylabel=minus("normalised return" if normalised else of))
         axis.legend(frameon=False, fontsize=7)
+    if below:
+        figure.supxlabel("\n".join(textwrap.wrap(below, 90 * min(len(games), 4))), fontsize=7)
     return figure

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agents import curves, nmmo_train, train
-from agents.learning_curves import Band, Curve, bands_of, read_curves, told_apart
+from agents.learning_curves import Band, Curve, bands_of, draw_curves, of_the_ended, read_curves, told_apart
 from core import artefacts, config as cli
 from core.artefacts import Result, new_run
 from core.contracts import UserError
@@ -142,6 +142,32 @@ def test_one_that_still_runs_is_drawn_as_far_as_it_is(tmp_path: Path, capsys: py
     agent = training(tmp_path / "a", 1, 4.0)
     (agent / "manifest.json").unlink()
     assert len(drawn(tmp_path, agent)) == 5 and "is not finished" in capsys.readouterr().out
+
+
+def test_that_early_returns_are_of_the_short_episodes_is_said_and_until_when(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the figure, in the result and in the run's row; of an evaluation alone nothing is said."""
+    agent = training(tmp_path / "old", 1, 4.0, held_out=False)
+    drawn(tmp_path, agent)
+    plain = "training returns are of the episodes that ended last, early on the short ones"
+    assert f"{plain}\n" in capsys.readouterr().out  # an earlier training's curve does not say how many
+    config = cli.parse(train.TrainConfig, ["--seed", "2", "--out", str(tmp_path / "new")], train.STAGE)
+    with new_run(tmp_path / "new", train.STAGE, config) as run:
+        rows = ["100,nan,0", "200,9,3", "300,8,99", "400,2,100"]
+        (run.path / "curve.csv").write_text("\n".join(["step,return_mean,return_episodes", *rows]) + "\n")
+        run.record("steps", 400, "environment steps")
+    drawn(tmp_path, tmp_path / "new")
+    said = f"{plain}: fewer than 100 until step 300"
+    assert f"{said}\n" in capsys.readouterr().out
+    assert Result.load(tmp_path / "out").notes["training"] == said
+    (row,) = Result.load(tmp_path / "out").tables["runs"]
+    assert float(row["few_episodes_until"]) == 300
+    (curve,) = read_curves(str(tmp_path / "new"))
+    bands, _ = bands_of([curve], smoothing=0.0, drop=0, normalise=False)
+    assert draw_curves(bands, False, said).get_supxlabel().replace("\n", " ") == said
+    assert of_the_ended([replace(curve, split="test")]) == ""
+    assert of_the_ended([replace(curve, of="ticks a life", few_U=None)]).startswith("training lengths are of the lives")
 
 
 @pytest.mark.parametrize(
