@@ -37,7 +37,7 @@ from core.config import nearest
 from core.contracts import Agent, EnvSpec, Intervention, Step, UserError, VecEnv
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter, episode_of, without_cut
-from core.interventions import InterventionOptions, OnRows, build, nothing_altered
+from core.interventions import InterventionOptions, OnRows, build, far_facts, nothing_altered
 from core.progress import bar
 from core.ranks import ALONE, Processes, from_torchrun
 from core.training import going_on
@@ -429,7 +429,7 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
             agent, env, config, run.path, intervene=intervene, points=points, device=device, processes=processes,
             saves=Saves(run, known, every, saved, processes) if keeps else None,
         )  # fmt: skip
-        run.facts = {"agent": name, "source": "real", "interventions": [repr_of(i) for i in intervene]}
+        run.facts = {"agent": name, "source": "real", **changes_in(config, intervene, processes.first)}
         run.facts |= facts_of(agent.spec, weights, away=config.split == "held_out" and processes.first)
         if config.branches:
             run.facts["branches"] = {"snapshots": config.branches, "before": LEAD, "held": STEPS}
@@ -621,6 +621,11 @@ def write_branches(agent: Agent, config: RecordConfig, where: dict[str, Any], pa
     env.close()
     aside.close()
     return count
+
+
+def changes_in(config: RecordConfig, intervene: Sequence[Intervention], tell: bool) -> dict[str, Any]:
+    """Of a manifest: the interventions, and what is to be said of ones that lead far from what was recorded."""
+    return {"interventions": [repr_of(i) for i in intervene], **(far_facts(config.intervention) if tell else {})}
 
 
 def repr_of(intervention: Any) -> dict[str, Any]:

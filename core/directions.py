@@ -24,6 +24,10 @@ NAME = r"(?:((?:d_)?[a-z]+)[:_])?(-?[0-9]+)"  # ica:5; also ica_5, direction_5 a
 LABEL = r"[A-Za-z]\w*(?:\(\w+\))?"  # of a direction that is known by more than a number: health, sin(coin_bearing)
 
 
+FAR = 100.0  # recorded standard deviations of a coordinate, beyond which a change is warned of
+FAR_OUTSIDE = "far_outside"  # fact of a manifest, see ``far_outside``
+
+
 def name_of(kind: str, i: int, space: str = "h") -> str:
     """A direction's name as it is printed, written into tables and asked for: ``ica:5``; of a world's states
     ``d_ica:5``."""
@@ -42,6 +46,21 @@ def require_room(basis: Basis, shifts: Mapping[int, float], where: str) -> None:
     for i, by in shifts.items():
         if not basis.lift_change(torch.eye(basis.size)[i].to(basis.lift_KH) * by).isfinite().all():
             raise UserError(f"{where} {name_of(basis.kind, i)}={by:g} is more than the hidden state can hold")
+
+
+def far_outside(changes: Mapping[str, Sequence[float]]) -> str | None:
+    """A sentence on changes {in words: amounts, in recorded standard deviations of coordinates} that lead further than
+    FAR away; None: there is none."""
+    far = {words: by for words, each in changes.items() if (by := max(map(abs, each), default=0.0)) > FAR}
+    if not far:
+        return None
+    words, by = max(far.items(), key=lambda one: one[1])
+    more = f" (the furthest of {len(far)} such changes)" if len(far) > 1 else ""
+    return (
+        f"'{words}'{more} moves the hidden state by {by:.3g} recorded standard deviations of a direction, more "
+        f"than {FAR:g}, so far from the recorded states: what follows need not hold of any state that the "
+        "agent comes into."
+    )
 
 
 def direction_ids(words: Sequence[str], of: str | Basis, what: str) -> list[int]:

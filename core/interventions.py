@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,16 @@ from torch import Tensor
 
 from core.conditions import Where, behaviours_in, check_behaviours, parse_conditions
 from core.contracts import Intervention, UserError
-from core.directions import Basis, direction_ids, direction_of, load_basis, name_of, require_room
+from core.directions import (
+    FAR_OUTSIDE,
+    Basis,
+    direction_ids,
+    direction_of,
+    far_outside,
+    load_basis,
+    name_of,
+    require_room,
+)
 from core.roll import apply_interventions
 from core.when import load_rule
 
@@ -186,6 +196,16 @@ def nothing_altered(options: InterventionOptions) -> str:
         said = " or ".join(one.of_a_start for one in parse_conditions(options.when, None, "--when"))
         return f"nothing was altered: by its hidden state the agent was never {said} (--when){steps}"
     return "nothing was altered: the interventions changed the hidden state at no step (--at_steps, --shift)"
+
+
+def far_facts(options: InterventionOptions) -> dict[str, str]:
+    """Facts of a manifest: ``core.directions.far_outside`` of the shifts, ``{}`` where none leads far away; it is told,
+    too."""
+    shifts = {f"--shift {word}": (float(word.rpartition("=")[2]),) for word in options.shift}
+    if (said := far_outside(shifts)) is None:
+        return {}
+    print(f"warning: {said}", file=sys.stderr)
+    return {FAR_OUTSIDE: said}
 
 
 def parse_ids(words: Sequence[str], what: str) -> list[int]:

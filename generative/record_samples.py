@@ -36,7 +36,7 @@ from core.artefacts import Result
 from core.contracts import EnvSpec, Field, Intervention, LearnedWorld, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter, state_column
-from core.interventions import InterventionOptions, Tally, build, nothing_altered
+from core.interventions import InterventionOptions, Tally, build, far_facts, nothing_altered
 from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
 from core.training import going_on
@@ -553,6 +553,7 @@ def main(config: RecordSamplesConfig) -> None:
             films.grid(reels)
         artefacts.write_json(run.path / "spec.json", spec.to_json())
         run.facts = facts_of(config, members, names, kinds) | {"interventions": altered}
+        run.facts |= far_facts(config.intervention) if processes.first else {}
         if not of_one:
             Result(tables={"members": apart.table(np.random.default_rng(config.seed))}).save(run.path)
         run.record("ended_share", ended / (count * len(members)), "share of rollouts", count * len(members))

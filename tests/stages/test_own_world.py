@@ -534,3 +534,30 @@ def test_what_is_measured_on_held_out_starts_that_the_training_has_too_says_so(
         "--agent", agent, "--out", tmp_path / "simulator")  # fmt: skip
     report.main(cli.parse(report.ReportConfig, ["--runs", str(tmp_path), "--out", str(tmp_path / "page")], "report"))
     assert (tmp_path / "page" / "report.html").read_text().count("16 of 16 held-out starts") == 1
+
+
+def test_a_change_that_leads_far_from_what_was_recorded_is_told(
+    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In altered recordings, samples and claims of both kinds; a usual change is not."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    few = ["--agent", house / "agent", "--episodes", 2, "--slots", 2, "--basis", house / "states"]
+    run(record, "RecordConfig", *few, "--shift", "ica:0=-100", "--out", tmp_path / "near")
+    assert "far_outside" not in artefacts.read_manifest(tmp_path / "near")["facts"]
+    assert "warning" not in capsys.readouterr().err
+    run(record, "RecordConfig", *few, "--shift", "ica:0=-1e6", "ica:1=2", "--out", tmp_path / "recorded")
+    words = ["--simulator", house / "simulator", "--rollouts", house / "rollouts", "--samples", 4, "--steps", 2]
+    words += ["--basis", house / "states", "--shift", "ica:0=-1e6", "--out", tmp_path / "samples"]
+    run(record_samples, "RecordSamplesConfig", *words)
+    said = "'--shift ica:0=-1e6' moves the hidden state by 1e+06 recorded standard deviations of a direction"
+    facts = [artefacts.read_manifest(tmp_path / n)["facts"]["far_outside"] for n in ("recorded", "samples")]
+    assert facts[0] == facts[1] and facts[0].startswith(said)
+    assert capsys.readouterr().err.count(f"warning: {facts[0]}\n") == 2
+    changes = ["shift ica:0 by 1", "shift ica:0 by 1e5", "shift ica:1 by -1e6"]
+    words = ["--hidden_states", house / "states", "--preset", "debug", "--no-video", "--hypotheses", *changes]
+    for flag, what in (("--policy", "agent"), ("--simulator", "simulator")):
+        run(interventions, "InterventionsConfig", *words, flag, house / what, "--out", tmp_path / what)
+        fact = artefacts.read_manifest(tmp_path / what)["facts"]["far_outside"]
+        assert fact.startswith("'shift ica:1 by -1e+06' (the furthest of 2 such changes) moves")
+        assert fact in artefacts.Result.load(tmp_path / what).notes["warnings"]
+        assert capsys.readouterr().out.count(fact) == 1

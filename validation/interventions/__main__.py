@@ -35,7 +35,7 @@ from analysis.shared.behaviours import load_behaviours
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import EnvSpec, UserError, VecEnv
-from core.directions import LABEL, Basis, direction_ids, fingerprint, load_basis
+from core.directions import FAR_OUTSIDE, LABEL, Basis, direction_ids, fingerprint, load_basis
 from core.interventions import parse_ids
 from core.video import check_video
 from core.when import Rule, load_rule
@@ -254,7 +254,7 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
         with run.figures():
             draw_claims(result, run.path / "claims.png")
         run.metrics = dict(result.scalars)
-        run.facts = {"agent": name, **doubted}
+        run.facts = {"agent": name, **doubted, **far_in(result)}
     print_summary(result)
     for line in told_of(result.tables.get("world_edits", ())):
         print(line)
@@ -311,11 +311,16 @@ def main(config: InterventionsConfig) -> None:
             draw_needs(result, run.path / "needs.png")
             write_videos(result, run.path)
         run.metrics = dict(result.scalars)
-        run.facts = {"agent": name, "simulator": fingerprint(simulator), **doubted}
+        run.facts = {"agent": name, "simulator": fingerprint(simulator), **doubted, **far_in(result)}
     print_summary(result)
     print(
         f"{len(result.notes['hypotheses'])} changes of the hidden state on {config.starts} paired starts: {config.out}"
     )
+
+
+def far_in(result: Result) -> dict[str, str]:
+    """Of the manifest: what is said of changes that lead far from what was recorded."""
+    return {FAR_OUTSIDE: result.notes[FAR_OUTSIDE]} if FAR_OUTSIDE in result.notes else {}
 
 
 def call_by_label(result: Result, basis: Basis) -> None:

@@ -14,7 +14,7 @@ from core.artefacts import Result
 from core.conditions import check_behaviours, parse_conditions
 from core.config import nearest
 from core.contracts import EnvSpec, UserError
-from core.directions import Basis
+from core.directions import FAR_OUTSIDE, Basis, far_outside
 from core.stats import ALPHA, require_permutations
 from core.when import Rule
 from envs.procgen_truth import truth_events
@@ -161,3 +161,10 @@ def parse_study(
         check_behaviours(h.when, rule, f"hypothesis {h.name!r}")
     where_started(options.start_when, basis, rule)
     return hypotheses, events
+
+
+def note_far(result: Result, hypotheses: Sequence[Hypothesis]) -> None:
+    """Note changes that lead far from what was recorded, among the warnings and by themselves (``FAR_OUTSIDE``)."""
+    if (said := far_outside({h.name: h.amounts for h in hypotheses})) is not None:
+        result.notes["warnings"].append(said)
+        result.notes[FAR_OUTSIDE] = said
