@@ -182,9 +182,12 @@ def driven(
     need = config.burn_in + max(4, recorded.h_NH.shape[1] // 4)
     use = count > need
     if not use.any():
+        room = int(count.max()) - 1 - (need - config.burn_in)
+        lower = (
+            f", or give --burn_in {room} or less" if room >= 0 else f" ({need - config.burn_in} even with --burn_in 0)"
+        )
         raise UserError(
-            f"no episode has more than {need} steps, which the Lyapunov exponents need; record longer ones, or lower "
-            "--burn_in"
+            f"no episode has more than {need} steps, which the Lyapunov exponents need; record longer ones{lower}"
         )
     length = np.minimum(count[use] - 1, config.lyapunov_steps)  # the first recorded state is where it starts
     rows = first[use, None] + 1 + np.minimum(np.arange(length.max()), length[:, None] - 1)

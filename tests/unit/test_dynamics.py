@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -390,6 +391,22 @@ def test_a_unit_that_never_changes_does_not_hide_the_fixed_point() -> None:
     recorded.h_NH[:] = 1
     with pytest.raises(UserError, match="never change"):
         analyse(memory, recorded, still, config)
+
+
+@pytest.mark.parametrize(
+    ("size", "steps", "says"),
+    [(2, 9, "record longer ones, or give --burn_in 4 or less$"), (40, 9, r"longer ones \(10 even with --burn_in 0\)$")],
+)
+def test_episodes_that_are_too_short_are_refused_with_what_would_help(size: int, steps: int, says: str) -> None:
+    """The number that is named is taken."""
+    memory = toy(lambda h: 0.5 * h, size)
+    recorded = recorded_of(memory, episodes=6, steps=steps)
+    still = [Still("nothing", None, torch.zeros(size).double())]
+    config = DynamicsConfig(starts=6, settle=5, burn_in=5, iterations=20)
+    with pytest.raises(UserError, match=says):
+        analyse(memory, recorded, still, config)
+    if "give" in says:
+        analyse(memory, recorded, still, replace(config, burn_in=4))
 
 
 def test_searches_that_find_nothing_are_counted_and_drawn() -> None:
