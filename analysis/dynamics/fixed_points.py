@@ -69,6 +69,17 @@ def search(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterat
     return Search(h_all, speed_all, settled_all)
 
 
+def on_whole(memory: Recurrence, e_BE: Tensor, found: Search, std_H: Tensor) -> Search:
+    """What a search found, with its speeds at the nearest states that there are: of whole numbers (a counter of steps)
+    the map sees no others, and between two of them it would seem to stand still."""
+    if not memory.whole_S.any():
+        return found
+    h_BH = torch.where(memory.whole_S, found.h_BH.round(), found.h_BH)
+    with torch.no_grad():
+        speed_B = ((memory(e_BE, h_BH) - h_BH) / std_H).square().mean(1).sqrt()
+    return Search(h_BH, speed_B, found.settled_B)
+
+
 def solve(a_BHH: Tensor, b_BH: Tensor) -> Tensor:
     """x of a x = b, one system after the other: torch's batched solve fails on several CPU threads beyond 150 unknowns
     (pytorch/pytorch#142815: "Pivots given to lu_solve")."""

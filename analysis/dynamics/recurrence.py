@@ -90,6 +90,14 @@ class Recurrence:
             after = self(e_BE, s)
             return after.detach(), row_jacobians(after, s)
 
+    @property
+    def whole_S(self) -> Tensor:
+        """bool [S]: the numbers of a state that are whole ones (counters), which the map cuts off to such."""
+        return (
+            flatten(each(lambda x: torch.full_like(x, not x.is_floating_point(), dtype=torch.float32), self.state))[0]
+            > 0
+        )
+
     def hidden(self, s_BS: Tensor) -> Tensor:
         """The hidden states h [B, H] of flat states."""
         seen, state = self._rows(len(s_BS))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from analysis.dynamics.config import DynamicsConfig
-from analysis.dynamics.fixed_points import FIXED, distinct, search, settle
+from analysis.dynamics.fixed_points import FIXED, distinct, on_whole, search, settle
 from analysis.dynamics.inputs import Recorded, Still
 from analysis.dynamics.lyapunov import lyapunov, of_settled
 from analysis.dynamics.modes import Modes, attractor, modes, period, persistence, stability, time_constant
@@ -57,7 +57,7 @@ def analyse(
     with bar("fixed points", len(inputs), "inputs") as progress:
         for number, one in enumerate(inputs):
             e_SE = one.e_E.expand(len(h_SH), -1)
-            found = search(memory, e_SE, h_SH, std_H, config.iterations)
+            found = on_whole(memory, e_SE, search(memory, e_SE, h_SH, std_H, config.iterations), std_H)
             ended = settle(memory, e_SE, h_SH, config.settle)
             use = torch.nonzero(found.settled_B & (found.speed_B < config.slow_speed))[:, 0]
             in_vain += len(h_SH) - len(use)

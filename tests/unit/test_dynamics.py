@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from analysis.dynamics.config import DynamicsConfig
 from analysis.dynamics.figures import draw_eigenvalues, draw_points
-from analysis.dynamics.fixed_points import distinct, search, settle, solve
+from analysis.dynamics.fixed_points import distinct, on_whole, search, settle, solve
 from analysis.dynamics.inputs import Recorded, Still
 from analysis.dynamics.lyapunov import lyapunov, of_settled
 from analysis.dynamics.modes import attractor, modes, period, persistence, stability, time_constant
@@ -407,6 +408,42 @@ def test_episodes_that_are_too_short_are_refused_with_what_would_help(size: int,
         analyse(memory, recorded, still, config)
     if "give" in says:
         analyse(memory, recorded, still, replace(config, burn_in=4))
+
+
+class Counting(Toy):
+    """Counts its steps beside a memory that fades."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda h: 0.5 * h, 2)
+
+    def initial(self, batch: int) -> Any:
+        return torch.zeros(batch, 2, dtype=torch.float64), torch.zeros(batch, 1, dtype=torch.int64)
+
+    def advance(self, seen: Tensor, state: Any, is_first_B: Tensor) -> Any:
+        return 0.5 * state[0] + seen, state[1] + 1
+
+    def heads(self, seen: Tensor, state: Any) -> tuple[Tensor, Tensor]:
+        return super().heads(seen, state[0])
+
+    def read(self, point: str, seen: Tensor, state: Any) -> Tensor:
+        return super().read(point, seen, state[0])
+
+    def replaced(self, point: str, x_BN: Tensor, seen: Tensor, state: Any) -> Any:
+        return (x_BN, state) if point == "embedding" else (seen, (x_BN, state[1]))
+
+
+def test_a_counter_of_steps_has_no_fixed_points() -> None:
+    """Cut off to a whole number, 3 less a little becomes 2 + 1: it seemed to stand still, just below every number."""
+    memory = Recurrence.of(Counting())
+    assert memory.whole_S.tolist() == [False, False, True] and not toy(henon, 2).whole_S.any()
+    e, h = torch.zeros(4, 2).double(), torch.tensor([[0.1, 0.2, n] for n in (1.0, 2.0, 3.0, 4.0)]).double()
+    std = torch.tensor([0.3, 0.3, 5.0]).double()
+    seemed = search(memory, e, h, std, 300)
+    assert (seemed.settled_B & (seemed.speed_B < 1e-8)).any()
+    assert (on_whole(memory, e, seemed, std).speed_B > 0.01).all()
+    plain = toy(lambda h: 0.5 * h, 2)
+    there = search(plain, e, h[:, :2], std[:2], 300)
+    assert on_whole(plain, e, there, std[:2]) is there
 
 
 def test_searches_that_find_nothing_are_counted_and_drawn() -> None:
