@@ -545,12 +545,12 @@ def write_episodes(
     if config.shard_steps is not None:
         store["shard_steps"] = config.shard_steps
     whole = config.num_steps is None
-    if whole and config.episodes % slots and processes.first:
-        print(
-            f"note: {-(-config.episodes // slots) * slots} episodes are recorded for --episodes {config.episodes}: as "
-            f"many of each of the {slots} slots (--slots), so that short ones are not favoured", file=sys.stderr,
-        )  # fmt: skip
     total = -(-config.episodes // slots) * slots if config.num_steps is None else config.num_steps * slots
+    if whole and total != config.episodes and processes.first:
+        print(
+            f"note: {total} episodes are recorded for --episodes {config.episodes}: as many of each of the {slots} "
+            "slots (--slots), so that short ones are not favoured", file=sys.stderr,
+        )  # fmt: skip
     before = {} if saves is None else {k: saves.take(k) for k in ("over", "kept", "recorder", "writer")}
     kept = Kept(**before.get("kept") or {})
     if before.get("over"):

@@ -117,19 +117,14 @@ def held_out_pool(spec: EnvSpec, start_level: int, num_levels: int) -> dict[str,
     return {"start_level": start_level, "num_levels": num_levels}
 
 
-def held_out_warning(spec: EnvSpec) -> str | None:
-    """A sentence where the held-out starts of a user's world were seen to be those of the training, or may be: which
-    belongs into the manifest (``held_out_facts``) of whatever is measured there.  None: nothing of it was seen."""
+def held_out_facts(spec: EnvSpec) -> dict[str, Any]:
+    """Facts of the manifest of whatever is measured on held-out starts: a sentence where those of a user's world were
+    seen to be the training's, or may be, which is told, too; ``{}``: nothing of it was seen."""
     if spec.env_id.partition("/")[0] not in ("gymnasium", "module"):
-        return None  # ours keep the two apart
+        return {}  # ours keep the two apart
     from envs.gymnasium_env import options_of, starts_in_both
 
-    return starts_in_both(spec.env_id, options_of(spec))
-
-
-def held_out_facts(spec: EnvSpec) -> dict[str, Any]:
-    """``held_out_warning`` as facts of a manifest, ``{}`` where there is none; it is told, too."""
-    said = held_out_warning(spec)
+    said = starts_in_both(spec.env_id, options_of(spec))
     if said is None:
         return {}
     print(f"warning: {said}", file=sys.stderr)

@@ -21,6 +21,11 @@ class Search(NamedTuple):
     settled_B: Tensor  # bool: a local minimum of the speed (0 or not); false: out of iterations or lost
 
 
+def apart(a: Tensor, b: Tensor, std_H: Tensor) -> Tensor:
+    """How far states [..., H] lie apart, [...]: rms standard deviations."""
+    return ((a - b) / std_H).square().mean(-1).sqrt()
+
+
 def search(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterations: int) -> Search:
     """Minimise the speed |F(h; e) - h| from every start by Levenberg-Marquardt, on z-scored states.
 
@@ -33,11 +38,8 @@ def search(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterat
     e, start, h = e_BE, h_BH, h_BH
     damping = torch.full((len(h), 1, 1), 1e-2, dtype=h.dtype, device=h.device)
 
-    def speed_of(after: Tensor, before: Tensor) -> Tensor:
-        return ((after - before) / std_H).square().mean(1).sqrt()
-
     after, jacobian = memory.with_jacobian(e, h)
-    speed = speed_of(after, h)
+    speed = apart(after, h, std_H)
     for _ in range(iterations):
         residual = (after - h) / std_H
         slope = (jacobian - eye) * std_H / std_H[:, None]
@@ -57,7 +59,7 @@ def search(memory: Recurrence, e_BE: Tensor, h_BH: Tensor, std_H: Tensor, iterat
         normal = slope.transpose(1, 2) @ slope
         move = solve(normal + damping * eye, -gradient) * std_H
         tried_after, tried_jacobian = memory.with_jacobian(e, h + move)
-        tried = speed_of(tried_after, h + move)
+        tried = apart(tried_after, h + move, std_H)
         better = tried < speed
         damping = torch.where(better[:, None, None], damping * 0.2, damping * 5).clamp(1e-14, 1e8)
         h = torch.where(better[:, None], h + move, h)
@@ -76,7 +78,7 @@ def on_whole(memory: Recurrence, e_BE: Tensor, found: Search, std_H: Tensor) -> 
         return found
     h_BH = torch.where(memory.whole_S, found.h_BH.round(), found.h_BH)
     with torch.no_grad():
-        speed_B = ((memory(e_BE, h_BH) - h_BH) / std_H).square().mean(1).sqrt()
+        speed_B = apart(memory(e_BE, h_BH), h_BH, std_H)
     return Search(h_BH, speed_B, found.settled_B)
 
 
@@ -90,7 +92,7 @@ def distinct(h_NH: Tensor, speed_N: Tensor, std_H: Tensor, merge: float) -> list
     """Rows that differ by more than ``merge`` (rms standard deviations), the slowest of each neighbourhood."""
     kept: list[int] = []
     for n in torch.argsort(speed_N, stable=True).tolist():
-        gaps = [float(((h_NH[n] - h_NH[k]) / std_H).square().mean().sqrt()) for k in kept]
+        gaps = [float(apart(h_NH[n], h_NH[k], std_H)) for k in kept]
         if not gaps or min(gaps) > merge:
             kept.append(n)
     return kept

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.dynamics.fixed_points import settle
+from analysis.dynamics.fixed_points import apart, settle
 from analysis.dynamics.recurrence import Recurrence
 from analysis.dynamics.retention import Left
 from core.progress import bar
@@ -65,11 +65,11 @@ def of_settled(
     Those that came to rest at the same point, which draws in whatever is near, have the same exponents, but for
     rounding: they are computed once.
     """
-    gap_B = ((settle(memory, e_E.expand(len(h_BH), -1), h_BH, 1) - h_BH) / std_H).square().mean(1).sqrt()
+    gap_B = apart(settle(memory, e_E.expand(len(h_BH), -1), h_BH, 1), h_BH, std_H)
     stands_B = np.arange(len(h_BH))  # the row whose exponents are a row's
     resting = torch.nonzero(gap_B < RESTS)[:, 0]
     while len(resting):
-        near = ((h_BH[resting] - h_BH[resting[0]]) / std_H).square().mean(1).sqrt() < SAME
+        near = apart(h_BH[resting], h_BH[resting[0]], std_H) < SAME
         stands_B[resting[near].cpu().numpy()] = int(resting[0])
         resting = resting[~near]
     rows, of_B = np.unique(stands_B, return_inverse=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from analysis.dynamics.config import DynamicsConfig
-from analysis.dynamics.fixed_points import FIXED, distinct, on_whole, search, settle
+from analysis.dynamics.fixed_points import FIXED, apart, distinct, on_whole, search, settle
 from analysis.dynamics.inputs import Recorded, Still
 from analysis.dynamics.lyapunov import lyapunov, of_settled
 from analysis.dynamics.modes import Modes, attractor, modes, period, persistence, stability, time_constant
@@ -104,7 +104,7 @@ def point_row(
     """What is said of one point: what it is, how near the recorded states it lies, and what the agent does there."""
     with torch.no_grad():
         logits, value = memory.heads(h_H[None])
-    nearest = float(((recorded.h_NH - h_H) / std_H).square().mean(1).sqrt().min())
+    nearest = float(apart(recorded.h_NH, h_H, std_H).min())
     slowest = mode.value_M[0]
     return {
         "kind": "fixed" if speed < FIXED else "slow",

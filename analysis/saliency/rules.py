@@ -65,67 +65,51 @@ class Secant(nn.Module):
         return out
 
 
-class _Product(torch.autograd.Function):
+class _Bilinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, at: Sequence[int]) -> Tensor:
-        ctx.at = at
+    def forward(ctx: Any, a: Tensor, b: Tensor, run: Callable[[Tensor, Tensor], Tensor], at: Sequence[int]) -> Tensor:
+        ctx.run, ctx.at = run, at
         ctx.save_for_backward(a, b)
-        return a * b
+        return run(a, b)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        a, b = ctx.saved_tensors
-        of_a, of_b = grad * _middle(b, ctx.at[1]), grad * _middle(a, ctx.at[0])
-        return of_a.sum_to_size(a.shape), of_b.sum_to_size(b.shape), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+        with torch.enable_grad():
+            a, b = (_middle(x.detach(), at).requires_grad_() for x, at in zip(ctx.saved_tensors, ctx.at, strict=True))
+            of_a, of_b = torch.autograd.grad(ctx.run(a, b), (a, b), grad)
+        return of_a, of_b, None, None
 
 
-class Product(nn.Module):
-    """a * b = a0 * b0 + mean(b) (a - a0) + mean(a) (b - b0)."""
+class _Rule(nn.Module):
+    """at: the axis of the batch, or one of each input that depends on the frame."""
 
-    def __init__(self, at: Sequence[int]) -> None:
+    def __init__(self, at: Any) -> None:
         super().__init__()
         self.at = at
 
+
+class Product(_Rule):
+    """a * b = a0 * b0 + mean(b) (a - a0) + mean(a) (b - b0)."""
+
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        out: Tensor = _Product.apply(a, b, self.at)
+        out: Tensor = _Bilinear.apply(a, b, torch.mul, self.at)
         return out
 
 
-class Quotient(nn.Module):
-    """a / b as the product of a, which may be the same for all rows, and the secant's 1 / b."""
+class MatrixProduct(_Rule):
+    """The same of matrices, a pair a row: attention."""
 
-    def __init__(self, at: Sequence[int]) -> None:
-        super().__init__()
-        self.at = at
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        out: Tensor = _Bilinear.apply(a, b, torch.matmul, self.at)
+        return out
+
+
+class Quotient(_Rule):
+    """a / b as the product of a, which may be the same for all rows, and the secant's 1 / b."""
 
     def forward(self, a: Any, b: Tensor) -> Tensor:
         inverse = _OfOne.apply(b, torch.reciprocal, self.at[-1])
-        out: Tensor = a * inverse if len(self.at) == 1 else _Product.apply(a, inverse, self.at)
-        return out
-
-
-class _MatrixProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, at: Sequence[int]) -> Tensor:
-        ctx.at = at
-        ctx.save_for_backward(a, b)
-        return a @ b
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        a, b = ctx.saved_tensors
-        return grad @ _middle(b, ctx.at[1]).mT, _middle(a, ctx.at[0]).mT @ grad, None
-
-
-class MatrixProduct(nn.Module):
-    """Products of matrices, a pair a row: attention."""
-
-    def __init__(self, at: Sequence[int]) -> None:
-        super().__init__()
-        self.at = at
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        out: Tensor = _MatrixProduct.apply(a, b, self.at)
+        out: Tensor = a * inverse if len(self.at) == 1 else _Bilinear.apply(a, inverse, torch.mul, self.at)
         return out
 
 
@@ -148,12 +132,8 @@ class _LayerNorm(torch.autograd.Function):
         return out - out.mean(ctx.axes, keepdim=True), None, None, None
 
 
-class SecantLayerNorm(nn.Module):
+class SecantLayerNorm(_Rule):
     """Layer norm of the last axes as squares, a secant of the inverse root, and a product."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
 
     def forward(
         self, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
@@ -185,12 +165,8 @@ class _LogSumExp(torch.autograd.Function):
         return grad * _secant(total, total.log(), 1 / _middle(total, at), at) * of_share, None, None
 
 
-class SecantLogSumExp(nn.Module):
+class SecantLogSumExp(_Rule):
     """Log-sum-exp as a secant of the exponentials and one of the logarithm."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
 
     def forward(self, x: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
         out: Tensor = _LogSumExp.apply(x, axes, self.at)
@@ -215,12 +191,8 @@ class _Softmax(torch.autograd.Function):
         return (grad * _middle(inverse, at) + of_total) * of_share, None, None
 
 
-class SecantSoftmax(nn.Module):
+class SecantSoftmax(_Rule):
     """Softmax of one axis: exponentials, each a secant, times the secant of one over their sum."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
 
     def forward(self, x: Tensor, axis: int, *options: Any) -> Tensor:
         out: Tensor = _Softmax.apply(x, axis, self.at)
@@ -246,13 +218,9 @@ class _MaxPool(torch.autograd.Function):
         return torch.zeros_like(flat).scatter_add_(-1, winner, share).view_as(x), None, None
 
 
-class SecantMaxPool(nn.Module):
+class SecantMaxPool(_Rule):
     """Max-pooling: what a window's maximum changes by goes to the cell that holds the greater of the two maxima, which
     changes by as much or more, in the same direction."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
 
     def forward(self, x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = _MaxPool.apply(x, options, self.at)
