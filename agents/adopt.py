@@ -13,7 +13,7 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python -m agents.adopt", file=sys.stderr)
     sys.exit(2)
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from agents.adopted import build, fill, hash_of, read_weights, save_adopted, world_source
+from agents.adopted import build, fill_or_none, hash_of, read_weights, save_adopted, world_source
 from core import artefacts, config as cli
 from core.contracts import Agent, EnvSpec, UserError
 from core.directions import fingerprint
@@ -48,7 +48,7 @@ class AdoptConfig:
     module: tyro.conf.Positional[Path] = Path("my_agent.py")
     """.py file with make_agent(spec)"""
     weights: Path | None = None
-    """.safetensors, a state dict (.pt, .pth), or a zip of Stable-Baselines3"""
+    """.safetensors, a state dict (.pt, .pth), or a zip of Stable-Baselines3; none for an agent of rules"""
     env: str = "procgen/coinrun"
     """its world: procgen/GAME, planted/KIND, nmmo, gymnasium/ID, or a .py file with make_env"""
     env_options: str = "{}"
@@ -272,6 +272,8 @@ def _check_gradients(call: Checked, obs: Batch, states: tuple[Tree, Tree], none:
     fields = [x for x in scaled.values() if x.requires_grad]
     past = [x for x in leaves(before) if x.requires_grad]
     for i, (name, out) in enumerate((("logits", logits), ("value", value))):
+        if name == "value" and (torch.cat([out, other[i], at_h[i]]) == out[0]).all():
+            continue  # a policy without a value
         _flows(at_h[i], [h], f"{name} to h")
         if fields:
             _flows(out, fields, f"{name} to the observation")
@@ -375,19 +377,17 @@ def main(config: AdoptConfig) -> None:
     if config.trust is not None:
         trust(config.module, config.trust)
         return
-    if config.weights is None:
-        raise UserError("--weights is required; see --help")
     cli.require(0, seed=config.seed)
-    source, tensors = read_source(config.module), read_weights(config.weights)
+    source, tensors = read_source(config.module), None if config.weights is None else read_weights(config.weights)
     source.agree()
     spec = spec_of(config.env, options_of(config.env_options))
     module = source.run(("make_agent",))
     agent = build(module, source, spec)
-    rename: Callable[[str], Any] | None = getattr(module, "rename", None)
-    fill(agent, tensors, rename, config.weights)
+    fill_or_none(agent, "agent", module, tensors, config.weights, config.module)
     check(agent, observations(spec, config.seed))
     with artefacts.new_run(config.out, STAGE, config, overwrite=config.overwrite) as run:
-        save_adopted(agent, source, run.path, {"file": config.weights.name, "sha256": hash_of(config.weights)})
+        file = config.weights
+        save_adopted(agent, source, run.path, file and {"file": file.name, "sha256": hash_of(file)})
         world = world_source(spec)
         modules = {source.name: source.sha256} | ({world.name: world.sha256} if world is not None else {})
         run.facts = {"agent": fingerprint(agent), "modules": modules}

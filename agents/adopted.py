@@ -132,6 +132,17 @@ def fill(agent: nn.Module, tensors: Mapping[str, Tensor], rename: Callable[[str]
     agent.load_state_dict(have, strict=True)
 
 
+def fill_or_none(
+    net: nn.Module, kind: str, module: ModuleType, tensors: Mapping[str, Tensor] | None, file: Path | None, where: Path
+) -> None:
+    """Put the tensors of a weights file into what the user's module at ``where`` made; without a file, UserError unless
+    it has none.  kind: what it is, ``agent`` or ``world``."""
+    if tensors is not None and file is not None:
+        fill(net, tensors, getattr(module, "rename", None), file)
+    elif own := list(net.state_dict()):
+        raise UserError(f"{where}: the {kind} has tensors ({own[0]!r}), so it needs --weights")
+
+
 # Run directories
 
 

@@ -189,14 +189,9 @@ class EnvSpec:
         return min(self.pictures, key=lambda name: order.get(self.obs[name].shape[-1], 2), default=None)
 
     @property
-    def shown_field(self) -> str:
-        """The field that is looked at where one is: ``picture``; where there is none the first."""
-        return self.picture or next(iter(self.obs))
-
-    @property
     def main_field(self) -> str:
-        """The field that is measured where one of several is: the first picture; where there is none the first."""
-        return (*self.pictures, *self.obs)[0]
+        """The field that is shown and measured where one of several is: ``picture``; where there is none the first."""
+        return self.picture or next(iter(self.obs))
 
     @property
     def settings(self) -> dict[str, Any]:

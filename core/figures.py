@@ -104,6 +104,11 @@ def font_of(size: int) -> Any:
     return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
 
 
+def as_bytes(frames: np.ndarray) -> np.ndarray:
+    """Frames of numbers from 0 to 1 as uint8, what is beyond cut off; those that are uint8 already as they are."""
+    return frames if frames.dtype == np.uint8 else (frames * 255).round().clip(0, 255).astype(np.uint8)
+
+
 def as_rgb(frames: np.ndarray) -> np.ndarray:
     """Frames [..., h, w, channels] in three: of any other number the mean, as grey."""
     if frames.shape[-1] == 3:

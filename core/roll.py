@@ -173,7 +173,7 @@ def index_of(action_A: Tensor, parts: Sequence[int]) -> Tensor:
     return indices[0] if len(indices) == 1 else torch.stack(indices, -1)
 
 
-def choices_of(action: Tensor, parts: Sequence[int]) -> Tensor:
+def places_of(action: Tensor, parts: Sequence[int]) -> Tensor:
     """int64 [B] (or [B, parts] where there are several) -> where each part's choice stands among all, [B, parts]."""
     first_P = [sum(parts[:p]) for p in range(len(parts))]
     return action.reshape(len(action), -1) + action.new_tensor(first_P)

@@ -26,7 +26,7 @@ import tyro
 from torch import Tensor
 
 from agents.adopt import ROWS, observations
-from agents.adopted import fill, read_weights
+from agents.adopted import fill_or_none, read_weights
 from agents.load import load_agent
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, Shown, UserError
@@ -326,10 +326,7 @@ def main(config: AdoptWorldConfig) -> None:
     source.agree()
     module = source.run(("make_world",))
     world = build(module, source, agent.spec)
-    if config.weights is not None and tensors is not None:
-        fill(world, tensors, getattr(module, "rename", None), config.weights)
-    elif own := list(world.state_dict()):
-        raise UserError(f"{config.module}: the world has tensors ({own[0]!r}), so it needs --weights")
+    fill_or_none(world, "world", module, tensors, config.weights, config.module)
     simulator = simulator_in(world, agent)
     notes = check(simulator, windows(agent.spec, int(world.initial_frames), config.seed))
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:

@@ -36,6 +36,7 @@ from core.artefacts import Result
 from core.contracts import EnvSpec, Field, Intervention, LearnedWorld, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, RolloutStore, StoreWriter, state_column
+from core.figures import as_bytes
 from core.interventions import InterventionOptions, Tally, build, far_facts, nothing_altered
 from core.progress import bar
 from core.roll import Noise, Simulator, Trajectory
@@ -198,7 +199,7 @@ def as_recorded(field: Field, shown: Tensor) -> np.ndarray:
     """What a simulator shows of a field as a real recording has it: images uint8, zeros and ones of the field's dtype,
     real numbers float32."""
     if field.means == "image":
-        return (shown.detach().clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+        return as_bytes(shown.detach().cpu().numpy())
     return shown.detach().float().cpu().numpy().astype("float32" if field.means == "real" else field.dtype)
 
 

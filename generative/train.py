@@ -33,6 +33,7 @@ from core import artefacts, config as cli
 from core.contracts import EnvSpec, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore, Window, spread_over_episodes
+from core.figures import as_bytes
 from core.files import CannotWrite
 from core.progress import bar, track
 from core.ranks import Processes, from_torchrun
@@ -322,8 +323,7 @@ def reconstructions(simulator: Simulator[TrainedWorld], batch: Batch, seed: int)
 
     def side_by_side(x: Tensor) -> np.ndarray:
         x = x if x.shape[-1] == 3 else x.mean(-1, keepdim=True).expand(*x.shape[:-1], 3)  # grey, of other channels
-        pixels: np.ndarray = (x.transpose(0, 1) * 255).round().byte().transpose(1, 2).flatten(2, 3).cpu().numpy()
-        return pixels
+        return as_bytes(x.transpose(0, 1).transpose(1, 2).flatten(2, 3).float().cpu().numpy())
 
     out = {}
     for image in images:

@@ -54,10 +54,10 @@ from core.roll import (
     Place,
     Simulator,
     after,
-    choices_of,
     decide,
     go_on,
     hot,
+    places_of,
     probabilities,
     rows_of_noise,
 )
@@ -133,7 +133,7 @@ def forced_changes(
     first_G = torch.tensor([ids[0] for ids in groups], device=y_BUY.device)
     parts = simulator.agent.spec.parts
     for t in range(steps):
-        taken_BP, place = choices_of(moments[t].action, parts), after(moments[t])
+        taken_BP, place = places_of(moments[t].action, parts), after(moments[t])
         taken_BG = torch.stack([torch.isin(taken_BP, taken_BP.new_tensor(ids)).any(1) for ids in groups], 1)
         for which_N in (~taken_BG).nonzero().split(rows):
             if not len(which_N):  # a single group of each part

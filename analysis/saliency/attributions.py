@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from analysis.saliency.deeplift import OneFrame
 from analysis.saliency.frame import ROWS, Attribution, Frame, quietly
-from analysis.shared.gradients import reading_at, unroll
+from analysis.shared.gradients import reached, reading_at, unroll
 from analysis.shared.quantities import Quantity
 from core.roll import Simulator
 
@@ -108,7 +108,7 @@ def latent(
     """
 
     def read(z: Tensor, chosen: Tensor) -> Tensor:
-        return quantity.read(reading_at(unroll(simulator, z, target), target, chosen))
+        return reached(quantity.read(reading_at(unroll(simulator, z, target), target, chosen)), [z])
 
     from captum.attr import IntegratedGradients
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from analysis.saliency import rules
 from analysis.saliency.frame import Frame
+from analysis.shared.gradients import reached
 from analysis.shared.quantities import Quantity, Reading
 from core.contracts import UserError
 
@@ -50,8 +51,7 @@ class OneFrame(nn.Module):
         *inputs, before, chosen = args
         if len(inputs[0]) != self.rows:
             return self.plain(*args)
-        out: Tensor = self.quantity(*self.step(*inputs), before, chosen)
-        return out
+        return reached(self.quantity(*self.step(*inputs), before, chosen), inputs)
 
 
 aten = torch.ops.aten
@@ -59,7 +59,7 @@ OF_CAPTUM = {aten.relu.default: nn.ReLU, aten.sigmoid.default: nn.Sigmoid, aten.
 RULES: dict[Any, Callable[[int], nn.Module]] = {
     aten.native_layer_norm.default: rules.SecantLayerNorm, aten.logsumexp.default: rules.SecantLogSumExp,
     aten._softmax.default: rules.SecantSoftmax, aten._safe_softmax.default: rules.SecantSoftmax,
-    aten.max_pool2d_with_indices.default: rules.SecantMaxPool,
+    aten.max_pool2d_with_indices.default: rules.SecantMaxPool, aten.amax.default: rules.SecantMax,
 }  # fmt: skip
 # Elementwise operations whose gradient is their rule: linear in the one tensor that depends on the frame.
 LINEAR = {
@@ -191,11 +191,14 @@ def rule_of(node: fx.Node, depends: set[fx.Node], batch: Mapping[fx.Node, int]) 
     if target in OF_CAPTUM and at == (0,):
         return OF_CAPTUM[target]()
     if target in RULES:
-        return RULES[target](at[0]) if batch.get(node, at[0]) == at[0] else None
+        of_rows_too = isinstance(node.meta.get("val"), Tensor) and node not in batch
+        return None if of_rows_too else RULES[target](at[0])
     if target is aten.mul.Tensor and len(where) == 2:
         return rules.Product(at)
     if target is aten.div.Tensor and 1 in where:
         return rules.Quotient(at)
+    if target is aten.maximum.default and len(where) == 2:
+        return rules.Greater(batch[node]) if node in batch else None
     if target in (aten.bmm.default, aten.matmul.default) and len(where) == 2:
         return rules.MatrixProduct(at)
     if target in LINEAR or len(where) != 1 or any(isinstance(x, fx.Node) for x in node.kwargs.values()):
@@ -288,6 +291,10 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {
     aten.linalg_vector_norm.default: _vector_norm,
     aten.var.correction: _variance,
     aten.std.correction: _deviation,
+    aten.max.dim: lambda x, axis, keep=False: (aten.amax(x, [axis], keep), aten.argmax(x, axis, keep)),
+    aten.min.dim: lambda x, axis, keep=False: (-aten.amax(-x, [axis], keep), aten.argmin(x, axis, keep)),
+    aten.amin.default: lambda x, axes=(), keep=False: -aten.amax(-x, axes, keep),
+    aten.minimum.default: lambda a, b: -aten.maximum(-a, -b),
     aten.copy.default: lambda to, x, wait=False: x.to(to.dtype).expand_as(to),  # has no gradient
     aten._log_softmax.default: lambda x, axis, half: x - aten.logsumexp(x, [axis], True),
     aten.log_sigmoid_forward.default: lambda x: (-nn.functional.softplus(-x), x.new_empty(0)),

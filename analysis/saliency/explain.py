@@ -21,8 +21,9 @@ from analysis.shared.gradients import Gradients, Noised, gradients, mean_of, rea
 from analysis.shared.quantities import Quantity
 from analysis.shared.samples import Latents
 from core import artefacts, ranks
-from core.contracts import Field, UserError
+from core.contracts import UserError
 from core.directions import Basis
+from core.figures import as_bytes
 from core.files import Spool
 from core.progress import track
 from core.roll import Simulator
@@ -148,7 +149,7 @@ def explain(
         if not q.of_world:  # the agent alone knows nothing of it
             slope = {name: cut.of(name)[:, target] for name in obs}
             checks |= of_frame(frame, at_target, q, slope, seen, memory, config, found)
-    if config.checks and isinstance(simulator.world, torch.nn.Module):
+    if config.checks and randomisation.has_weights(simulator.world):
         shuffled = randomisation.world_randomisation(simulator, z_SZ, chosen_S, quantities, target, config.seed)
         for q, alike in zip(quantities, shuffled, strict=True):
             checks |= {(q.name, "randomised", of_what): values for of_what, values in alike.items()}
@@ -176,7 +177,7 @@ def of_frame(
     """Captum's methods of the target frame, put into ``found``; and the checks of all pictures of it, by (quantity,
     check, of what).  slope: the gradient there; seen, memory: all frames up to it, and the state before the first."""
     alike: dict[str, np.ndarray] = {}
-    if isinstance(frame.agent, torch.nn.Module):  # of any other the weights are unknown
+    if randomisation.has_weights(frame.agent):
         alike = randomisation.agent_randomisation(
             frame.agent, seen, memory, frame.chosen_S, quantity, config.seed, config.radius / 10, config.checks
         )
@@ -226,12 +227,6 @@ def check(
         }
         out |= {(quantity.name, name, method): values for name, values in measured.items()}
     return out
-
-
-def as_bytes(x: np.ndarray, field: Field) -> np.ndarray:
-    """What a field shows [S, T+1, ...] as it is kept: pictures of numbers from 0 to 1 as uint8, all else as it is."""
-    picture = field.means == "image" and x.dtype != np.uint8
-    return (x * 255).round().clip(0, 255).astype(np.uint8) if picture else x
 
 
 def written(part: Explained, quantities: Sequence[Quantity], maps: MapsWriter, field: str) -> Explained:
@@ -288,7 +283,7 @@ def compute(
         part = Explained(*found)
         fields = list(part.obs)
         part = part if maps is None else written(part, quantities, maps, spec.main_field)
-        part = part._replace(obs={name: as_bytes(x, spec.obs[name]) for name, x in part.obs.items()})
+        part = part._replace(obs={n: as_bytes(x) if n in spec.pictures else x for n, x in part.obs.items()})
         parts.append(part if spool is None else spooled(part, spool))
 
     def joined(rows: list[np.ndarray]) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from analysis.shared.gradients import reached
 from analysis.shared.quantities import Quantity, Reading
 from core.contracts import Agent
 from core.roll import act
@@ -51,7 +52,7 @@ class Frame(NamedTuple):
 
         def run(*args: Tensor) -> Tensor:
             *fields, h, value_before, chosen = args
-            return quantity.read(Reading(*self.step(*fields, h), value_before, chosen))
+            return reached(quantity.read(Reading(*self.step(*fields, h), value_before, chosen)), fields)
 
         return run
 

@@ -199,6 +199,15 @@ class SecantSoftmax(_Rule):
         return out
 
 
+def _to_winners(grad: Tensor, flat: Tensor, top: Tensor, where: Tensor, at: int) -> Tensor:
+    """What maxima change by (the last axis of ``top``, ``where`` in that of ``flat``) goes to the cell that holds the
+    greater of the two maxima, which changes by as much or more, in the same direction."""
+    (higher, lower), (at_frame, at_baseline) = _halves(top, at), _halves(where, at)
+    winner = torch.cat([torch.where(higher >= lower, at_frame, at_baseline)] * 2, at)
+    chosen = flat.gather(-1, winner)
+    return torch.zeros_like(flat).scatter_add_(-1, winner, grad * _secant(chosen, top, torch.ones_like(chosen), at))
+
+
 class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, options: tuple[Any, ...], axis: int) -> tuple[Tensor, Tensor]:
@@ -210,18 +219,52 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        (x, out, at), axis = ctx.saved_tensors, ctx.axis
-        flat, (higher, lower), (at_frame, at_baseline) = x.flatten(-2), _halves(out, axis), _halves(at, axis)
-        winner = torch.cat([torch.where(higher >= lower, at_frame, at_baseline)] * 2, axis).flatten(-2)
-        chosen = flat.gather(-1, winner)
-        share = grad.flatten(-2) * _secant(chosen, out.flatten(-2), torch.ones_like(chosen), axis)
-        return torch.zeros_like(flat).scatter_add_(-1, winner, share).view_as(x), None, None
+        x, out, at = ctx.saved_tensors
+        return (
+            _to_winners(grad.flatten(-2), x.flatten(-2), out.flatten(-2), at.flatten(-2), ctx.axis).view_as(x),
+            None,
+            None,
+        )
 
 
 class SecantMaxPool(_Rule):
-    """Max-pooling: what a window's maximum changes by goes to the cell that holds the greater of the two maxima, which
-    changes by as much or more, in the same direction."""
+    """Max-pooling: every window's maximum."""
 
     def forward(self, x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = _MaxPool.apply(x, options, self.at)
+        return out
+
+
+class _Max(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: int) -> Tensor:
+        top, at = x.max(-1, keepdim=True)
+        ctx.axis = axis
+        ctx.save_for_backward(x, top, at)
+        return top
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        flat, top, at = ctx.saved_tensors
+        return _to_winners(grad, flat, top, at, ctx.axis), None
+
+
+class SecantMax(_Rule):
+    """The maximum over axes, none of which is the batch's."""
+
+    def forward(self, x: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
+        axes = sorted(axis % x.ndim for axis in axes)
+        last = x.movedim(axes, tuple(range(-len(axes), 0))).flatten(-len(axes))
+        top: Tensor = _Max.apply(last, self.at - sum(axis < self.at for axis in axes))
+        top = top.squeeze(-1)
+        for axis in axes if keep else ():
+            top = top.unsqueeze(axis)
+        return top
+
+
+class Greater(_Rule):
+    """The greater of two as one of them and the part above zero of what the other is more."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        out: Tensor = b + _OfOne.apply(a - b, torch.relu, self.at)
         return out

@@ -18,7 +18,7 @@ from torch import Tensor
 from core import config as cli
 from core.contracts import EnvSpec, UserError
 from core.directions import LABEL, Basis, direction_of, name_of
-from core.roll import choices_of
+from core.roll import places_of
 
 
 class Reading(NamedTuple):
@@ -61,7 +61,7 @@ def _chosen(actions: Sequence[Sequence[int]], parts: Sequence[int]) -> Callable[
         of_A = torch.zeros(r.logits_BA.shape[-1], dtype=torch.int64, device=r.chosen_B.device)
         for number, ids in enumerate(actions):
             of_A[list(ids)] = number
-        return each_BK.gather(-1, of_A[choices_of(r.chosen_B, parts)]).sum(-1)
+        return each_BK.gather(-1, of_A[places_of(r.chosen_B, parts)]).sum(-1)
 
     return read
 

@@ -16,6 +16,7 @@ from analysis.target_functions.tables import summarise
 from analysis.target_functions.targets import Target
 from core import artefacts, ranks
 from core.contracts import UserError
+from core.figures import as_bytes
 from core.files import Spool
 from core.progress import bar
 from core.roll import Simulator
@@ -209,7 +210,7 @@ def recorded(
     for z in z_SZ.split(BATCH):
         out = simulator.rollout(z, config.steps)
         x = out.obs[name].cpu().numpy()
-        shown = (x * 255).round().clip(0, 255).astype(np.uint8) if picture else x
+        shown = as_bytes(x) if picture else x
         if spool is None:
             parts.setdefault(name, []).append(shown)
         else:

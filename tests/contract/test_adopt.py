@@ -113,6 +113,44 @@ def test_a_foreign_lstm_keeps_the_contract() -> None:
     check(Lstm(), seen_by(VECTOR))
 
 
+RULES = """
+import torch
+from torch import nn
+
+class Balance(nn.Module):
+    points = {"h": 4}
+
+    def initial(self, batch):
+        return torch.zeros(batch, 4)
+
+    def encode(self, obs):
+        return next(iter(obs.values()))
+
+    def advance(self, seen, state, is_first):
+        return seen
+
+    def heads(self, seen, state):
+        lean = state[:, 2] + state[:, 3] / 4
+        return torch.stack([-8 * lean, 8 * lean], 1), torch.zeros(len(state))
+
+    def read(self, point, seen, state):
+        return state
+
+    def replaced(self, point, x, seen, state):
+        return seen, x
+
+def make_agent(spec):
+    return Balance()
+"""
+
+
+def test_a_policy_of_rules_without_a_value_is_adopted_without_weights(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text(RULES)
+    main(AdoptConfig(module=tmp_path / "rules.py", env="gymnasium/CartPole-v1", out=tmp_path / "run", threads=1))
+    logits, value = load_agent(tmp_path / "run").heads(None, torch.tensor([[0.0, 0, 1, 0]]))
+    assert logits.tolist() == [[-8, 8]] and value.tolist() == [0]
+
+
 class RoundsByThePast(Lstm):
     """The past matters to nothing but the last digits of what is added to it and taken away again."""
 
@@ -652,7 +690,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     """One line, exit code 2, for a user's mistakes."""
     weights, out = as_state_dict(Lstm(), tmp_path / "w.pt"), ["--out", str(tmp_path / "o")]
     for words, said in (
-        (["my.py"], "--weights is required"),
+        (["docs/examples/cartpole.py", "--env", "gymnasium/CartPole-v1"], "so it needs --weights"),
         (["docs/examples/cartpole.py", "--weights", "w"], "cannot read the weights w"),
         (
             ["docs/examples/cartpole.py", "--weights", str(weights), "--env_options", "[1]"],

@@ -163,6 +163,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "normalised": lambda x: nn.functional.normalize(x, dim=1),
     "by hand": lambda x: (x - x.mean(1, True)) / (x.var(1, keepdim=True) + 0.1).sqrt() + x / x.std(1, keepdim=True),
     "greater of a constant": lambda x: torch.maximum(x, torch.zeros_like(x)) + torch.minimum(x, x.new_full((), 0.1)),
+    "greatest and least of parts": lambda x: x.reshape(len(x), 4, 4).max(1)[0].repeat(1, 4) + x.min(1, True).values,
+    "greatest of two axes": lambda x: x * x.reshape(len(x), 2, 2, 4).amax((1, -1)).repeat(1, 8),
+    "greatest as columns": lambda x: (x.T + x.T.reshape(4, 4, -1).amax((0, 1), True)[0] - x.T.amin(0)).T,
+    "log-sum-exp of columns": lambda x: (x.T * x.T.logsumexp(0)).T,
+    "greater of two": lambda x: torch.maximum(x, x.flip(1)) - torch.minimum(x.tanh(), x[:, :1]),
     "products with a sum": lambda x: torch.addcmul(x, x, x.tanh()) + torch.lerp(x, x.tanh(), x.sigmoid()),
     "columns": lambda x: (x.T.relu() * x.T.tanh() + nn.functional.gelu(x.T) / (1 + x.T.exp())).T,
     "a function of its own": lambda x: Straight.apply(x) * x,  # type: ignore[no-untyped-call]

@@ -422,6 +422,17 @@ def test_smoothing_composes_with_every_method(learned: Simulator[RSSMWorld]) -> 
     assert np.abs(smooth["latent_value"] - plain["latent_value"]).max() > 1e-3 * np.abs(plain["latent_value"]).max()
 
 
+def test_what_depends_on_nothing_has_maps_of_zeros(learned: Simulator[RSSMWorld]) -> None:
+    """The value of a policy that has none; torch's error was all that a user got."""
+    nothing = Quantity("nothing", "return", lambda r: torch.zeros(len(r.h_BH), dtype=torch.float64))
+    methods = ("plain", "integrated", "deeplift", "occlusion", "latent")
+    config = SaliencyConfig(checks=True, draws=2, **{**SMOOTH, "methods": methods})  # type: ignore[arg-type]
+    found = explain.explain(learned, latents(learned), [4, 5, 6], [nothing], config)
+    assert len(found.arrays) > 15
+    for name, x in found.arrays.items():
+        assert not np.nan_to_num(x).any() or name.startswith("randomised"), name
+
+
 def noised_value(simulator: Simulator[Any], z: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
     """The value at the target step of a rollout whose agent sees noise on every frame."""
     world_state, shown = simulator.world.start(z)

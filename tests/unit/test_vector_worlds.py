@@ -169,11 +169,11 @@ def test_a_field_says_what_it_means_or_its_dtype_does() -> None:
 
 
 def test_a_picture_is_what_means_an_image() -> None:
-    """Not what has the shape of one; the first is measured, one in colour is drawn."""
+    """Not what has the shape of one; one in colour is shown and measured."""
     codes = Field(shape=(8, 8, 3), dtype="uint8", kind="other")
     stack, grey, seen = (Field(shape=(8, 8, n), dtype="uint8") for n in (4, 1, 3))
     spec = replace(SPEC, obs={"speed": REAL, "codes": codes, "stack": stack, "grey": grey, "seen": seen})
-    assert spec.pictures == ("stack", "grey", "seen") and spec.main_field == "stack" and spec.picture == "seen"
+    assert spec.pictures == ("stack", "grey", "seen") and spec.main_field == spec.picture == "seen"
     assert replace(spec, obs={"stack": stack, "grey": grey}).picture == "grey"
     without = replace(spec, obs={"codes": codes, "speed": REAL})
     assert (without.pictures, without.picture, without.main_field) == ((), None, "codes")

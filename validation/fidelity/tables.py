@@ -15,6 +15,7 @@ import numpy as np
 from analysis.shared.directions import changing
 from core.artefacts import Result, finite
 from core.contracts import numbers_of_distinct
+from core.figures import as_bytes
 from core.stats import Estimate, bootstrap_mean, difference, not_met, share_of, softmax
 from core.two_sample import NO_INTERVAL, frechet, halves, median_width, mmd, told_apart
 from validation.fidelity.counterfactual import Found
@@ -516,4 +517,4 @@ def compare(
 
 def to_store(obs: np.ndarray, images: bool) -> np.ndarray:
     """Images in [0, 1] as uint8; anything else as it is."""
-    return (obs.clip(0, 1) * 255).round().astype(np.uint8) if images and obs.ndim >= 4 else obs
+    return as_bytes(obs) if images and obs.ndim >= 4 else obs

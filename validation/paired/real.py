@@ -111,7 +111,7 @@ class RealWorld(Paired):
     ) -> Course:
         """``run``, every step of every start played: from snapshots, or by replaying the seed where there are none.
 
-        watch: is given what is shown (EnvSpec.shown_field) at every step [N, ...], from the first played on.
+        watch: is given what is shown (EnvSpec.main_field) at every step [N, ...], from the first played on.
         """
         starts, device, parts = self.starts, self.noise_NTA.device, self.agent.spec.parts
         if through == "memory" and not self._taken:
@@ -139,7 +139,7 @@ class RealWorld(Paired):
             h_NTH[rows[on_N], at[on_N]] = acted.h_BH[on_N]
             told_NTM[rows[on_N], at[on_N]] = self.told(now)[on_N]
             if watch is not None:
-                watch.append(now.obs[self.env.spec.shown_field])
+                watch.append(now.obs[self.env.spec.main_field])
             chosen = choose(acted.logits_BA, parts, self.noise_NTA[rows, at])[0].cpu().numpy()
             waits_N = (t_N < 0).cpu().numpy()
             if m < len(starts.actions) and waits_N.any():

@@ -13,6 +13,7 @@ from torch import Tensor
 from analysis.shared.gradients import row_gradients
 from core import ranks
 from core.contracts import Intervention, Shown, World
+from core.figures import as_bytes
 from core.progress import bar
 from core.roll import Moment, index_of, joined_starts, one_hot, paid_in, roll, starts_at
 from core.trees import Tree, joined, rows_of
@@ -149,7 +150,7 @@ class SimulatedWorld(Paired):
             course = self.run(() if g is None else (g,), through)
             assert course.action_RTA is not None
             actions = index_of(course.action_RTA[rows], self.agent.spec.parts)
-            frames = [m.shown.obs[self.agent.spec.shown_field] for m in self.moments(rows, actions=actions)]
-            seen = [(x.clamp(0, 1) * 255).byte().cpu().numpy() for x in frames]
+            frames = [m.shown.obs[self.agent.spec.main_field] for m in self.moments(rows, actions=actions)]
+            seen = [as_bytes(x.cpu().numpy()) for x in frames]
             both.append(np.stack(seen, 1) * still_on(course, rows))
         return both[0], both[1]

@@ -25,6 +25,7 @@ from analysis.shared.quantities import find_quantities
 from core import config as cli, pages
 from core.contracts import EnvSpec, Intervention, Shown, UserError, VecEnv, World
 from core.directions import Basis
+from core.figures import as_bytes
 from core.interventions import OnRows
 from core.roll import Moment, Noise, Simulator, gumbel, index_of, probabilities, roll
 from core.trees import Tree, flatten, joined, rows_of
@@ -187,7 +188,7 @@ class Live:
         """What the page is told: the starts' pictures, and what can be asked."""
         drawn = list(self.drawn)  # the worker may draw more
         spec = self.simulator.world.spec
-        frames = np.concatenate([d.starts.window[spec.shown_field][:, -1] for d in drawn])
+        frames = np.concatenate([d.starts.window[spec.main_field][:, -1] for d in drawn])
         picture = self.shows_pictures
         return {
             "starts": len(frames), "age": [int(t) for d in drawn for t in d.starts.age_N],
@@ -329,8 +330,8 @@ class Live:
 
     def _each(self, moments: Sequence[Moment]) -> list[dict[str, Any]]:
         """Every row of a simulated course as JSON."""
-        name = self.simulator.world.spec.shown_field
-        seen = [(m.shown.obs[name].clamp(0, 1) * 255).byte().cpu().numpy() for m in moments]
+        name = self.simulator.world.spec.main_field
+        seen = [as_bytes(m.shown.obs[name].cpu().numpy()) for m in moments]
         course = course_along(moments)
         return [self._told(course, [x[row] for x in seen], row) for row in range(len(seen[0]))]
 

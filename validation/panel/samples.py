@@ -73,11 +73,11 @@ def read(
     events, event = events_in(spec, window.columns, window.terminated, acted, along)
     return Courses(
         starts_N2, value, reward, action, prob, c, labels_of(known, source, starts_N2, steps), event, seen.sum(1),
-        names, tuple(choices), choices_of(spec, choices, len(names)), events,
+        names, tuple(choices), choice_of_each(spec, choices, len(names)), events,
     )  # fmt: skip
 
 
-def choices_of(spec: EnvSpec, choices: Mapping[str, Sequence[int]], actions: int) -> tuple[int, ...]:
+def choice_of_each(spec: EnvSpec, choices: Mapping[str, Sequence[int]], actions: int) -> tuple[int, ...]:
     """The choice that each action is: several may do the same."""
     if spec.action_parts:
         return (NOWHERE,) * actions
