@@ -387,7 +387,8 @@ def main(config: AdoptConfig) -> None:
     check(agent, observations(spec, config.seed))
     with artefacts.new_run(config.out, STAGE, config, overwrite=config.overwrite) as run:
         file = config.weights
-        save_adopted(agent, source, run.path, file and {"file": file.name, "sha256": hash_of(file)})
+        origin = None if file is None else {"file": file.name, "sha256": hash_of(file)}
+        save_adopted(agent, source, run.path, origin)
         world = world_source(spec)
         modules = {source.name: source.sha256} | ({world.name: world.sha256} if world is not None else {})
         run.facts = {"agent": fingerprint(agent), "modules": modules}
