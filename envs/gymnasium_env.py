@@ -314,7 +314,7 @@ class GymnasiumEnv:
             ahead = outcome(copy.deepcopy(env))
         except Exception:  # whatever a foreign copy raises, made or stepped (EzPickle's is a new one, not yet reset)
             return False
-        return _same(ahead, outcome(env)) and shared == _shared_generators()
+        return _same(ahead, outcome(env)) and _same(shared, _shared_generators())
 
     def _begin(self, env: Any, seed: int) -> dict[str, np.ndarray]:
         try:
@@ -450,7 +450,7 @@ def starts_in_both(env_id: str, options: GymnasiumOptions) -> str | None:
     Nothing more is seen than first observations: of a world that shows a part of its state, starts that look alike may
     differ.  The generators that a process shares are left as they were.
     """
-    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    kept = _shared_generators()
     seeds = np.random.default_rng(0).integers(2**30, size=TRIED_STARTS).tolist()
     try:
         one = GymnasiumEnv(env_id, options, 1)
@@ -463,7 +463,7 @@ def starts_in_both(env_id: str, options: GymnasiumOptions) -> str | None:
     finally:
         random.setstate(kept[0])
         np.random.set_state(kept[1])
-        torch.set_rng_state(kept[2])
+        torch.set_rng_state(torch.from_numpy(kept[2]))
     said = []
     if 2 * alike >= TRIED_STARTS:
         said.append(
@@ -480,19 +480,17 @@ def starts_in_both(env_id: str, options: GymnasiumOptions) -> str | None:
     )
 
 
-def _shared_generators() -> list[bytes]:
+def _shared_generators() -> tuple[Any, Any, np.ndarray]:
     """The states of the generators that a whole process shares (random, numpy.random, torch)."""
-    numpys = np.random.get_state(legacy=False)["state"]
-    own = [numpys["key"].tobytes(), str(numpys["pos"]).encode()]
-    return [*own, repr(random.getstate()).encode(), torch.get_rng_state().numpy().tobytes()]
+    return random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()
 
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
-        return all(np.array_equal(a[k], b[k]) for k in a)
-    if isinstance(a, list):
+        return all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)
+    return np.array_equal(a, b)
 
 
 # Specs

@@ -382,6 +382,10 @@ def test_a_change_is_made_in_both_worlds(live: LivePanel) -> None:
     for world in ("simulator", "real"):  # a change of nothing changes nothing
         assert told[world]["value"] == told[f"{world}, changed"]["value"] and len(told[world]["value"]) == 7
         assert told[world]["action"] == told[f"{world}, changed"]["action"]
+    assert live.tab.locator("#live-far").count() == 0
+    live.tab.fill("#live-change", "shift ica:0 by +1000")
+    live.ask()
+    assert "1e+03 recorded standard deviations" in live.tab.locator("#live-far").inner_text()
     assert told["simulator"]["c"][0] == told["real"]["c"][0]  # one start, one hidden state
     live.tab.fill("#live-change", "shift ica:0 by +2")
     live.tab.select_option("#live-quantity", "value")

@@ -107,7 +107,7 @@ async function openLive() {
 }
 
 async function showRuns(out) {
-  const { runs, saliency } = live.result, told = live.facts, names = RUNS.filter(name => runs[name]), longest = Math.max(...names.map(n => runs[n].steps)), draws = [];
+  const { runs, saliency, warning } = live.result, told = live.facts, names = RUNS.filter(name => runs[name]), longest = Math.max(...names.map(n => runs[n].steps)), draws = [];
   const numbers = x => Array.isArray(x) ? x.map(numbers) : x === null ? NaN : x;  // what JSON has no number for
   for (const name of names) for (const key of ["value", "reward", "prob", "c"]) runs[name][key] = numbers(runs[name][key]);
   const images = await Promise.all(names.map(name => runs[name].frames ? decoded(runs[name].frames) : null));
@@ -132,7 +132,7 @@ async function showRuns(out) {
       drawMap(map, images[0], t, of, told.height, told.width, 127 * saliency.whole_step);
       byId("live-map-said").textContent = `the frame of step ${t}${live.step > t ? ": later ones have no gradient" : ""}; blue raises, red lowers`; }); }
   const draw = () => { live.step = Math.min(live.step, longest - 1); scrub.value = String(live.step); where.textContent = `step ${live.step} of ${longest - 1}`; draws.forEach(f => f()); };
-  out.replaceChildren(element("div", { class: "controls" }, play, scrub, where), element("div", { class: "films" }, ...films), line, element("p", { class: "soft" }, element("span", { class: "solid" }, "simulator"), ", ", element("span", { class: "dashed" }, "real game"), "; dashed: unaltered, solid: changed. One start, n = 1, so no interval: a study (python -m validation.interventions, .edits) tests it on many."),
+  out.replaceChildren(element("div", { class: "controls" }, play, scrub, where), warning ? element("p", { id: "live-far" }, element("strong", {}, "Far: "), warning) : "", element("div", { class: "films" }, ...films), line, element("p", { class: "soft" }, element("span", { class: "solid" }, "simulator"), ", ", element("span", { class: "dashed" }, "real game"), "; dashed: unaltered, solid: changed. One start, n = 1, so no interval: a study (python -m validation.interventions, .edits) tests it on many."),
     saliency ? element("div", {}, element("h3", {}, "Saliency of ", saliency.quantity, ` at step ${saliency.target}: `, figure(saliency.y, { unit: saliency.unit, n: 1, what: saliency.quantity })), path, map, element("p", { id: "live-map-said", class: "soft" })) : null || "", element("div", { class: "scroll", tabindex: "0" }, table));
   draw();
 }

@@ -24,7 +24,7 @@ from analysis.shared.gradients import gradients, reading_at, unroll
 from analysis.shared.quantities import find_quantities
 from core import config as cli, pages
 from core.contracts import EnvSpec, Intervention, Shown, UserError, VecEnv, World
-from core.directions import Basis
+from core.directions import Basis, far_outside
 from core.figures import as_bytes
 from core.interventions import OnRows
 from core.roll import Moment, Noise, Simulator, gumbel, index_of, probabilities, roll
@@ -140,6 +140,14 @@ class Replayed:
         return state + 1, self.shown[int(state[0]) + 1]
 
 
+class Change(NamedTuple):
+    """What is changed in one row."""
+
+    made: Intervention
+    through: str  # the path that it takes
+    far: str | None  # what is to be said of one that leads far from what was recorded
+
+
 class Picture(NamedTuple):
     """What a run of the simulator begins with, one row of each."""
 
@@ -244,19 +252,18 @@ class Live:
             runs["real"] = self._real(here, noise, (), "", job)
             other = None
             if change is not None:
-                runs["real, changed"] = self._real(here, noise, (change[0],), change[1], job)
+                runs["real, changed"] = self._real(here, noise, (change.made,), change.through, job)
             if asked.edit:
                 runs["real, changed"], other = self._edited(asked, noise, job)
             dreamed = self._dreamed(here, noise, change, other, job)
             runs |= dict(zip(("simulator", "simulator, changed"), dreamed, strict=False))
-        out: dict[str, Any] = {"asked": dict(values), "runs": runs}
+        out: dict[str, Any] = {"asked": dict(values), "runs": runs, "warning": change.far if change else None}
         if asked.quantity:
             last = min(asked.target, runs["simulator"]["steps"] - 1)  # what follows the end is none of the episode
             out["saliency"] = self._saliency(replace(asked, target=last), here, noise, job)
         return out
 
-    def _change(self, asked: Asked) -> tuple[Intervention, str] | None:
-        """The intervention on one row, and the path that it takes."""
+    def _change(self, asked: Asked) -> Change | None:
         if not asked.change:
             return None
         if self.basis is None:
@@ -271,7 +278,8 @@ class Live:
                 raise UserError("resample takes its values from another start: choose it")
             drawn, row = self.at(asked.donor)
             donors = drawn.starts.h_NH[row : row + 1]
-        return hypothesis.build(basis, donors), hypothesis.through
+        far = far_outside({hypothesis.name: hypothesis.amounts})
+        return Change(hypothesis.build(basis, donors), hypothesis.through, far)
 
     def _noise(self, asked: Asked) -> Tensor:
         """[1, T, A]: the start's own, and the actions that are taken by hand."""
@@ -293,11 +301,11 @@ class Live:
         return Measures(spec.distinct_actions(), self.basis, parts=spec.parts)
 
     def _dreamed(
-        self, here: Starts, noise: Tensor, change: tuple[Intervention, str] | None, other: Picture | None, job: Job
+        self, here: Starts, noise: Tensor, change: Change | None, other: Picture | None, job: Job
     ) -> list[dict[str, Any]]:
         """In the simulator: unaltered, and with a change or from another picture, if there is one.  Both at once, which
         takes little longer than one; through memory the second sees what the first was shown, and does what it did."""
-        intervention, through = change or (None, "")
+        intervention, through = (change.made, change.through) if change else (None, "")
         plain = Picture(here.window, here.state)
         pictures = [plain] + ([] if other is None else [other])
         made: list[Intervention] = [Ticking(job)]
