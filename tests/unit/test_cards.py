@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from validation.fidelity.summary import SCORECARD
+
 BUNDLES = Path(__file__).resolve().parents[2] / "bundles"
 
 # The rows of cards' tables, by the measures that they tell.
@@ -134,3 +136,17 @@ def test_a_wrong_number_of_any_column_is_found() -> None:
     ):  # fmt: skip
         assert card.count(there) == 1, there
         assert len([what for _, what in cells_of("fruitbot", card.replace(there, typed)) if what]) == 1, there
+
+
+def test_the_example_of_fidelity_is_a_bundles_table() -> None:
+    page = (BUNDLES.parent / "docs" / "fidelity.md").read_text()
+    own, told = fidelity("coinrun-robust"), table_of(page)
+    for row in told:
+        name, at, value, *rest = row.values()
+        numbers = [re.sub(r"[^\d.e-]", "", x) for x in value.split(" ")] + ["" if x == "-" else x for x in rest]
+        columns = ("simulated", "low", "high", "floor", "baseline_copy", "baseline_mean")
+        kept = [own[m, "" if at == "all" else at] for m, words in SCORECARD.items() if words == name
+                if (m, "" if at == "all" else at) in own]  # fmt: skip
+        have = [[f"{float(r[c]):.3g}" if r[c] else "" for c in columns] for r in kept]
+        assert numbers in have, (name, at, numbers, have)
+    assert len(told) > 50
