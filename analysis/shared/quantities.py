@@ -99,6 +99,8 @@ def known_quantities(spec: EnvSpec) -> dict[str, Quantity]:
 def find_direction(word: str, basis_of: Callable[[str], Basis], kind: str) -> tuple[str, int] | None:
     """(kind of basis, id) of a direction by its name (``core.directions.direction_of``) or its label, ``probe:drink``;
     None if it is neither.  UserError for a label that a basis with labels lacks."""
+    if word.startswith("prob:"):  # in the words of hypotheses
+        raise UserError(f"{word!r}: here an action's log-probability goes by its name alone: {word[5:]}")
     if found := re.fullmatch(rf"([a-z]+):{LABEL}", word):
         word = basis_of(found[1]).numbered(word, "a direction")
     return direction_of(word, kind)

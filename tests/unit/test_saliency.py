@@ -131,6 +131,8 @@ def test_an_unknown_quantity_lists_those_that_exist() -> None:
         find_quantities(["leftwards"], OTHER, no_basis)
     with pytest.raises(UserError, match="'key_e' does the same as 'none' in this world: ask for none"):
         find_quantities(["key_e"], SPEC, no_basis)
+    with pytest.raises(UserError, match="'prob:up': here an action's log-probability goes by its name alone: up"):
+        find_quantities(["prob:up"], SPEC, no_basis)
     with pytest.raises(UserError, match="twice"):
         find_quantities(["value", "value"], SPEC, no_basis)
     basis = some_basis(8, 5)
