@@ -105,7 +105,7 @@ def read_curves(word: str) -> list[Curve]:
         parts = label.split("/")
         if len(parts) not in (3, 4) or (len(parts) == 4 and parts[3] not in SPLITS):
             raise UserError(f"{word!r}: expected a run directory, METHOD/GAME/SEED=FILE, or METHOD/GAME/SEED/test=FILE")
-        step_U, return_U = numbers_of(rows_of(_read(Path(path)), Path(path), NEEDED), Path(path), *NEEDED)
+        step_U, return_U, _ = numbers_of(rows_of(_read(Path(path)), Path(path), NEEDED), Path(path), *NEEDED)
         return [Curve(parts[0], parts[1], parts[2], parts[3] if len(parts) == 4 else "train", "", step_U, return_U)]
     directory = Path(word)
     whole = (directory / MANIFEST).exists()
@@ -155,16 +155,15 @@ def curves_of_training(directory: Path, whole: bool) -> list[Curve]:
     _, training, held_out = OF_TRAININGS[saved["stage"]]
     needed = NEEDED if path.name == FILE else (training, "step")
     rows = rows_of(text, path, needed)
-    curve = _curve_of(saved, directory, "train", *numbers_of(rows, path, *needed))
+    step_U, return_U, ended_U1 = numbers_of(rows, path, *needed, "return_episodes")
+    curve = _curve_of(saved, directory, "train", step_U, return_U)
     if "return_episodes" in rows[0]:  # earlier trainings do not say
-        ended = {float(row["step"]): float(row["return_episodes"] or "nan") for row in rows if row["step"]}
-        curve = replace(curve, few_U=np.array([ended[step] < EPISODES for step in curve.step_U], bool))
+        curve = replace(curve, few_U=ended_U1[:, 0] < EPISODES)
     curves = [curve]
     measured = [row for row in rows if row.get(held_out)]
     if measured:
-        step_U, return_U = numbers_of(measured, path, held_out, "step")
-        bounds = [[float(row.get(name) or "nan") for name in BOUNDS] for row in measured]
-        curves.append(_curve_of(saved, directory, MEASURED, step_U, return_U, np.array(bounds)))
+        step_U, return_U, bounds_U2 = numbers_of(measured, path, held_out, "step", *BOUNDS)
+        curves.append(_curve_of(saved, directory, MEASURED, step_U, return_U, bounds_U2))
     return curves
 
 
@@ -234,22 +233,26 @@ def rows_of(text: str, path: Path, needed: Sequence[str]) -> list[dict[str, str]
 
 
 def numbers_of(
-    rows: Sequence[Mapping[str, str]], path: Path, of_return: str, of_step: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, mean returns), float64 [U]; rows from before the first episode ended are left out.  UserError, also where
-    steps do not increase."""
-    try:
-        found = np.array([[float(row[of_step] or "nan"), float(row[of_return] or "nan")] for row in rows])
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: not a number in {of_return} or {of_step} ({error})") from None
+    rows: Sequence[Mapping[str, str]], path: Path, of_return: str, of_step: str, *beside: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(steps [U], mean returns [U], further columns ``beside`` them [U, columns], NaN where there is none), float64;
+    rows from before the first episode ended are left out.  UserError, also where steps do not increase."""
+    columns = (of_step, of_return, *beside)
+    found = np.full((len(rows), len(columns)), np.nan)
+    for u, row in enumerate(rows):
+        for i, name in enumerate(columns):
+            try:
+                found[u, i] = float(row.get(name) or "nan")
+            except ValueError:
+                raise UserError(f"{path}: row {u + 1}: {row[name]!r} in {name} is not a number") from None
     told = np.flatnonzero(np.isfinite(found[:, 0]))
     before, after = found[told[:-1], 0], found[told[1:], 0]
     if (stuck := np.flatnonzero(after <= before)).size:
         i = int(stuck[0])
         raise UserError(f"{path}: row {told[i + 1] + 1} is at step {after[i]:,.0f}, the one before at {before[i]:,.0f} "
                         f"({of_step}); steps must increase: keep the rows of one training")  # fmt: skip
-    found = found[np.isfinite(found).all(1)]
-    return found[:, 0], found[:, 1]
+    found = found[np.isfinite(found[:, :2]).all(1)]
+    return found[:, 0], found[:, 1], found[:, 2:]
 
 
 def smoothed(x_U: np.ndarray, weight: float) -> np.ndarray:

@@ -144,6 +144,36 @@ def test_one_that_still_runs_is_drawn_as_far_as_it_is(tmp_path: Path, capsys: py
     assert len(drawn(tmp_path, agent)) == 5 and "is not finished" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("edited", "says"),
+    [
+        ({"held_out_low": "low"}, r"curve.csv: row 1: 'low' in held_out_low is not a number"),
+        ({"return_episodes": "many"}, r"curve.csv: row 2: 'many' in return_episodes is not a number"),
+        ({"return_mean": "n/a"}, r"curve.csv: row 2: 'n/a' in return_mean is not a number"),
+        ({"held_out_return": "nan"}, None),
+        ({"step": ""}, None),
+    ],
+)
+def test_a_curve_that_was_edited_by_hand_is_read_or_refused(
+    edited: dict[str, str], says: str | None, tmp_path: Path
+) -> None:
+    """Every column of the rows that are drawn, and no more rows of one column than of another."""
+    agent = training(tmp_path / "a", 1, 4.0)
+    (agent / "manifest.json").unlink()
+    file = agent / "curve.csv"
+    rows = [row | {"return_episodes": "99"} for row in csv.DictReader(file.read_text().splitlines())]
+    rows[1] |= edited
+    file.write_text("\n".join([",".join(rows[0]), *(",".join(row.values()) for row in rows)]) + "\n")
+    if says is None:
+        _, held_out = read_curves(str(agent))
+        assert held_out.bounds_U2 is not None and held_out.bounds_U2.tolist() == [[7, 10]]
+        assert held_out.step_U.tolist() == [400]
+        drawn(tmp_path, agent)
+        return
+    with pytest.raises(UserError, match=says):
+        read_curves(str(agent))
+
+
 def test_that_early_returns_are_of_the_short_episodes_is_said_and_until_when(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
