@@ -123,6 +123,11 @@ def test_the_page_stands_alone_and_every_picture_has_words(run: Path) -> None:
     assert counts["img"] > 8
 
 
+def test_the_summary_describes_the_agent_and_not_a_recording(bundle: Path, run: Path) -> None:
+    (said,) = contents.agent_and_world(chosen_of(bundle, run)).findings
+    assert said.startswith("The agent: an agent with a memory of ") and ".." not in said
+
+
 def test_the_page_says_what_the_results_say(run: Path) -> None:
     text = re.sub(r"\s+", " ", "".join(read((run / contents.PAGE).read_text()).text))
     rows = [r for r in Result.load(run / "fidelity").tables["fidelity"] if r["measure"] == "frame_mse"]

@@ -100,7 +100,7 @@ def agent_and_world(chosen: Chosen) -> Section:
         evaluations = ["How well it does in episodes kept apart was not evaluated."]
         html.append(to_make("evaluate", chosen, evaluations[0]))
     recordings = {p: m for p, m in chosen.every.items() if m["stage"] == "record"}
-    html += [paragraph(words) for path, recorded in recordings.items() if (words := _recorded(path, recorded))]
+    html += [paragraph(said) for path, recorded in recordings.items() if (said := _recorded(path, recorded))]
     html += [_real_strip(path) for path in sorted(recordings, key=lambda p: bool(_acted(recordings[p])))[:1]]
     if "curve.csv" in manifest["files"]:
         html.append(_learning_curve(artefacts.load_bytes(chosen.agent, "curve.csv").decode()))
