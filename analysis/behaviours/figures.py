@@ -113,6 +113,7 @@ def _draw_strip(
         f"{titled(b, names)} ({row['share']:.0%} of real steps, {row['n_episodes']} episodes)",
         fontsize=9,
         parse_math=False,
+        wrap=True,  # short strips and long names
     )
     return figure
 
@@ -221,10 +222,11 @@ def draw_graph(result: Result, names: Mapping[int, str]) -> Any:
         nodes[b] = _Node(circle, label)
     _draw_arrows(axis, exits, place, nodes)
     figure.colorbar(ScalarMappable(norm, colours), ax=axis, label="agent's mean value", shrink=0.6)
-    axis.set_title(
-        f"What follows what. A circle's area: its share of {total:,} real steps; an arrow's width: how often an\n"
-        f"exit leads there ({LEAST_EXIT:.0%} of exits or more, or the most frequent); below: mean steps until the exit",
+    figure.suptitle(
+        f"What follows what. A circle's area: its share of {total:,} real steps; an arrow's width: how often an exit "
+        f"leads there ({LEAST_EXIT:.0%} of exits or more, or the most frequent); below: mean steps until the exit",
         fontsize=9,
+        wrap=True,  # few behaviours make a narrow figure
     )
     return figure
 
@@ -291,7 +293,7 @@ def _layout(radius: Mapping[int, float], exits: Sequence[Mapping[str, Any]], sid
 def _draw_transitions(result: Result) -> Any:
     counts = result.arrays["transitions"].astype(float)
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    figure = figure_of(0.32 * len(counts) + 3, 0.32 * len(counts) + 2.2)
+    figure = figure_of(max(0.32 * len(counts) + 3, 5), max(0.32 * len(counts) + 2.2, 4))  # room for title and label
     axis = figure.subplots()
     image = axis.imshow(share, cmap=SEQUENTIAL, vmin=0, vmax=1)
     figure.colorbar(image, ax=axis, label="probability of the next step's behaviour")

@@ -21,7 +21,7 @@ from agents.recurrent import AgentConfig, RecurrentAgent
 from analysis.behaviours.__main__ import BehavioursConfig, main as stage
 from analysis.behaviours.clustering import _centres, cluster, cluster_some, summary
 from analysis.behaviours.config import BehaviourOptions
-from analysis.behaviours.figures import _draw_strip, draw_graph, titled, video_frames
+from analysis.behaviours.figures import _draw_strip, _draw_transitions, draw_graph, titled, video_frames
 from analysis.behaviours.histories import Steps, histories, in_effect, read_steps, weighted
 from analysis.behaviours.mdp import Visits, aggregate, transitions
 from analysis.behaviours.placed import source
@@ -732,6 +732,17 @@ def test_grey_pictures_are_shown(recorded: Path, drawn: Path, tmp_path: Path) ->
     assert frame[96, 6].tolist() == [t] * 3 and frame[96, 90].tolist() == shown[32, 40].repeat(3).tolist()
     (image,) = strip.axes[0].get_images()
     np.testing.assert_array_equal(image.get_array(), shown.repeat(3, -1))  # not in a map's colours
+
+
+def test_words_fit_on_the_figures_of_few_behaviours_and_short_lags(recorded: Path, drawn: Path) -> None:
+    result, names = artefacts.Result.load(drawn), dict.fromkeys(range(3), "goes to the left wall and waits there")
+    with RolloutStore(recorded) as store:
+        strip = _draw_strip(result, names, [store, None], 0, [0, 1, 2], 2)
+    for figure in (strip, draw_graph(result, names), _draw_transitions(result)):
+        figure.savefig(io.BytesIO())
+        box = figure.get_tightbbox()  # inches
+        assert box.x0 >= 0 and box.y0 >= 0
+        assert box.x1 <= figure.get_figwidth() and box.y1 <= figure.get_figheight()
 
 
 def test_an_ended_episode_keeps_its_last_frame_darkened(recorded: Path) -> None:
