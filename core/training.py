@@ -351,6 +351,9 @@ def check_same(config: Any, out: Path, stage: str, fixed: Sequence[str]) -> None
         for part in key.split("."):
             was, is_, given = was.get(part), is_[part], getattr(given, part, None)
         if was != is_ and not cli.says(was, given):
+            while isinstance(was, dict) and isinstance(is_, dict):
+                part = next(k for k in {**was, **is_} if was.get(k) != is_.get(k))
+                key, was, is_ = f"{key}.{part}", was.get(part), is_.get(part)
             raise UserError(f"--resume: {key} was {was!r} and is now {is_!r}; start another run for that")
 
 

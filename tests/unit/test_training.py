@@ -29,6 +29,7 @@ from core.training import (
     Log,
     Stop,
     WandbOptions,
+    check_same,
     check_tracking,
     load_state,
     open_run,
@@ -144,6 +145,13 @@ def test_a_resume_to_fewer_steps_than_are_done_is_refused(tmp_path: Path) -> Non
     assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == before
     for more in (4096, 8192):
         open_run(Training(out=out, resume=True, ppo=Sized(more)), "train", {}, ("seed",))
+
+
+def test_a_resume_of_other_settings_names_the_one_that_differs(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    open_run(Training(out=out), "train", {}, ("ppo",)).finish()
+    with pytest.raises(UserError, match=r"^--resume: ppo.total_steps was 4096 and is now 8192; start another run"):
+        check_same(Training(out=out, ppo=Sized(8192)), out, "train", ("seed", "ppo"))
 
 
 def test_a_state_of_an_earlier_version_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
