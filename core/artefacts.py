@@ -59,6 +59,7 @@ from core.files import (
     write_npz,
 )
 from core.stages import writer
+from core.stats import few
 
 MANIFEST = "manifest.json"
 HALF_CONFIG = ".config.json.*.tmp"  # of a process that was killed as it opened a run directory
@@ -749,7 +750,7 @@ def poor_simulator(*metrics: Mapping[str, Any]) -> str | None:
     return (
         f"the simulator is {'worse' if worse else 'not shown to be better'} than a held frame: the "
         f"squared error of its free-running frames less that of the last frame seen, repeated, is {off}{between} "
-        f"(n = {n} validation episodes)"
+        f"(n = {n} validation episodes{few(n) if isinstance(n, int) else ''})"
     )
 
 

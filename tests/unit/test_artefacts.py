@@ -707,7 +707,7 @@ def test_every_file_is_written_by_core_files() -> None:
     ("less", "said"),
     [
         ((-0.02, (-0.03, -0.01)), None),
-        ((0.02, (0.01, 0.03)), "is worse than a held frame: .*is \\+0.02 \\[\\+0.01, \\+0.03\\] \\(n = 6"),
+        ((0.02, (0.01, 0.03)), "is worse than a held frame: .*is \\+0.02 \\[\\+0.01, \\+0.03\\] \\(n = 6 .*, few\\)"),
         ((0.003, (-0.01, 0.02)), "is not shown to be better than a held frame: .*is \\+0.003"),
         ((0.0, (0.0, 0.0)), "is not shown to be better than a held frame"),
         ((-0.02, (-0.05, 0.01)), "is not shown to be better than a held frame"),
