@@ -23,6 +23,7 @@ import torch
 import tyro
 
 from agents.nmmo_play import RANDOM, Player, RandomPolicy, game_seed, load_policies, play, policies_in
+from agents.policies import DESCRIPTION
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.progress import bar
@@ -139,6 +140,8 @@ def main(config: NmmoEvaluateConfig) -> None:
     torch.set_num_threads(config.threads)
     cli.require(1, repeats=config.repeats, episodes=config.episodes, worlds=config.worlds)
     cli.require(0, seed=config.seed)
+    if any((config.policies / name).exists() for name in artefacts.AGENTS if name != DESCRIPTION):
+        raise UserError(f"{config.policies} is an agent of another world: say --agent {config.policies}")
     inputs = artefacts.Inputs(policies_in(config.policies))
     policies: dict[str, Player] = dict(load_policies(inputs, device))
     spec = next(iter(policies.values())).spec

@@ -44,9 +44,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def nearest(word: str, words: typing.Iterable[str]) -> str:
-    """' (did you mean X?)' or ''."""
+    """' (did you mean X?)' or '', of the very word too."""
     close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return f" (did you mean {close[0]}?)" if close and close[0] != word else ""
 
 
 def mistyped(name: str, names: typing.Iterable[str]) -> str:
@@ -380,7 +380,10 @@ def _said_in_box(text: str) -> str:
     first = itertools.takewhile(
         lambda line: not _is_frame(line), itertools.dropwhile(lambda line: not line or _is_frame(line), below)
     )
-    return f"{' '.join(first).rstrip('.')}; see --help"
+    words = " ".join(first).rstrip(".")
+    if words.startswith("Unrecognized options: "):  # unknown flags were met before
+        words = f"{words.partition(': ')[2]!r} stands behind no flag that takes it: put its flag before it"
+    return f"{words}; see --help"
 
 
 def _is_frame(line: str) -> bool:

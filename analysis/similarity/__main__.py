@@ -142,7 +142,8 @@ def main(config: SimilarityConfig) -> None:
         with run.figures():
             draw(result).savefig(run.path / "similarity.png", dpi=110)
         run.facts = {"agents": {n: fingerprint(a) for n, a in agents.items()}}
-    print(f"{len(agents)} agents on the same {len(unit_N):,} frames of {len(episodes)} episodes: {config.out}")
+    compared = f"{len(agents)} agent{'s' * (len(agents) != 1)}"
+    print(f"{compared} on the same {len(unit_N):,} frames of {len(episodes)} episodes: {config.out}")
     shown = [row for row in rows if row["layer"] == "h"]
     for row in shown[:PRINTED]:
         print(

@@ -353,6 +353,13 @@ def test_a_mistake_is_one_sentence_without_unicode_too(monkeypatch: pytest.Monke
             parse(Outer, ["--depth", "abc"], "outer")
 
 
+def test_a_word_without_its_flag_is_told_to_need_one() -> None:
+    said = "^'runs/agent' stands behind no flag that takes it: put its flag before it; see --help$"
+    for words in (["runs/agent"], ["--depth", "3", "runs/agent"]):
+        with pytest.raises(UserError, match=said):
+            parse(Outer, words, "outer")
+
+
 def test_json_numbers_that_are_not_whole_are_refused() -> None:
     for value in (1.5, float("nan"), float("inf"), True, "5e6"):
         with pytest.raises(UserError, match="expected int"):
@@ -425,7 +432,8 @@ def test_an_accelerator_that_did_not_load_is_no_silent_fallback(
 
 
 def test_helpers() -> None:
-    assert nearest("coinrum", ["coinrun", "ninja"]) == " (did you mean coinrun?)" and nearest("zzz", ["coinrun"]) == ""
+    assert nearest("coinrum", ["coinrun", "ninja"]) == " (did you mean coinrun?)"
+    assert nearest("zzz", ["coinrun"]) == nearest("every", ["every"]) == ""
     merged = merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 5}, "d": {"e": 1}})
     assert merged == {"a": {"b": 5, "c": 2}, "d": {"e": 1}}
     assert device_of("cpu").type == "cpu"

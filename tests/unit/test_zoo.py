@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from agents import evaluate
 from agents.policies import (
     ZOO,
     PolicyAgent,
@@ -600,6 +601,16 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_policy(tmp_path / "other")
     with pytest.raises(UserError, match="holds no policy"):
         load_policy(tmp_path / "other")
+
+
+def test_an_agent_of_another_world_is_evaluated_by_another_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "agent.json").touch()
+    with pytest.raises(SystemExit) as end:
+        evaluate.choose([str(tmp_path), "pve"])
+    assert end.value.code == 2
+    assert f"{tmp_path} is an agent of another world: say --agent {tmp_path}\n" in capsys.readouterr().err
 
 
 def test_large_empty_tables_are_not_computed() -> None:
