@@ -324,12 +324,14 @@ def write_rows(dataset: Any, at: int, block: np.ndarray, level: int = FAST) -> N
 
 @contextmanager
 def parsing(file: Path, what: str, remedy: str = AGAIN) -> Iterator[None]:
-    """What a parser raises of a file that is broken, as a UserError of one line."""
+    """What a parser raises of a file that is broken, or that may not be read, as a UserError of one line."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # of whatever kind: parsers know no end of them
+        if isinstance(error, OSError) and (said := refused(error, file)) is not None:
+            raise said from error
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{file}: broken {what} ({reason}); {remedy}") from error
 

@@ -123,7 +123,13 @@ def _umap(size: int, neighbours: int, min_dist: float, seed: int, **known: Any) 
     with warnings.catch_warnings():
         # umap announces at import that its TensorFlow variant is not there; it is not used here.
         warnings.filterwarnings("ignore", message="Tensorflow not installed", category=ImportWarning)
-        from umap import UMAP
+        try:
+            from umap import UMAP
+        except RuntimeError as error:
+            if "no locator available" not in str(error):  # numba's words
+                raise
+            raise UserError("umap keeps what it compiles, and can write neither beside its own files nor in ~/.cache: "
+                            "set NUMBA_CACHE_DIR to a directory that you can write") from error  # fmt: skip
     _keep_compiled()
     return UMAP(
         n_components=size, n_neighbors=neighbours, min_dist=min_dist, init="pca", random_state=seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import resource
@@ -29,6 +30,7 @@ from core.files import (
     json_of,
     npy_of,
     npz_of,
+    parsing,
     read_bytes,
     tensors_of,
     unpickled_tensors,
@@ -107,6 +109,14 @@ def test_a_directory_that_may_not_be_written_is_one_line(tmp_path: Path) -> None
     with pytest.raises((UserError, FileNotFoundError)) as error:
         write_atomically(closed / "a", b"x")
     assert "\n" not in str(error.value) and str(closed / "a") in str(error.value) or os.geteuid() == 0
+
+
+def test_a_file_that_may_not_be_read_is_not_broken() -> None:
+    said = r"^/a/shard.h5: Permission denied; give yourself the right to it"
+    with pytest.raises(UserError, match=said), parsing(HERE, "shard"):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/a/shard.h5")
+    with pytest.raises(UserError, match="^here: broken shard .no signature.; "), parsing(HERE, "shard"):
+        raise OSError("no signature")
 
 
 @pytest.mark.parametrize("limit", [0, 1, 700, 5_000, 40_000, 90_000])

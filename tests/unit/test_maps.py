@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 
 import numpy as np
+import pytest
 
 from analysis.shared.maps import KEPT, embed, mapped
+from core.contracts import UserError
+
+
+class Uncached(types.ModuleType):
+    """umap, where numba finds no directory that it can write."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(f"cannot cache function {name!r}: no locator available for file 'layouts.py'")
+
+
+def test_a_umap_that_can_keep_nothing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "umap", Uncached("umap"))
+    with pytest.raises(UserError, match="set NUMBA_CACHE_DIR to a directory that you can write"):
+        embed(np.zeros((100, 3)), "umap", 2, 0)
 
 
 def test_what_umap_compiles_is_kept_for_other_processes() -> None:
