@@ -52,7 +52,8 @@ NO_VERTICAL = ("fruitbot", "plunder")  # games in which up and down do nothing
 SIDEWAYS_FIRST = ("leaper", "maze", "miner")  # up and down do nothing beside left or right
 NO_DOWN = ("climber", "jumper", "ninja")
 JUMPING = ("climber", "coinrun", "jumper", "ninja")
-ENDLESS = ("heist", "maze", "plunder")  # nobody dies there: it ends at the goal, or when the time is up
+# Nobody dies there: it ends at the goal, or when the time is up (plunder: its juice, which time and shots use up).
+ENDLESS = ("heist", "maze", "plunder")
 JUMP = "action in (up, upleft, upright)"
 PAID_ON_THE_WAY = (
     "bigfish", "bossfight", "caveflyer", "chaser", "climber", "dodgeball", "fruitbot", "miner", "starpilot",

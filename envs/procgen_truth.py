@@ -16,7 +16,7 @@ nearest walls on both sides; 0: in no pit), floor_below (how far below the feet 
 ledge_ahead and ledge_height (the nearest place to stand on before the agent where its own ground has ended, up to AHEAD
 cells away, and how much higher than the feet it is), jump_charge (ninja: 0 to 1, of the jump that is prepared).  On
 walls with lava, fire or a bomb upon them nobody stands.  ``support`` is what the game last worked out, before it moved
-the agent.
+the agent.  Of plunder, whose levels end long before their time is up: juice_left (0 to 1; at 0 the level is lost).
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ OWN = {
     "facing_right": "facing_right",
     "is_on_crate": "on_crate",
     "jump_charge": "jump_charge",
+    "juice_left": "juice_left",
 }
-ONLY_OF = {"on_crate": "coinrun", "jump_charge": "ninja"}  # of the words of OWN; the others are of all SUPPORTING
+# Games of the words of OWN; of the others all SUPPORTING.
+ONLY_OF = {"on_crate": ("coinrun",), "jump_charge": ("ninja",), "juice_left": ("plunder",)}
 AROUND = ("wall_ahead", "wall_ahead_height", "drop_ahead", "drop_depth", "pit_depth")
 LEDGES = ("floor_below", "ledge_ahead", "ledge_height")
 _FIELDS = ENTITY.names or ()
@@ -81,9 +83,8 @@ def columns_of(game: str, read: Read) -> tuple[str, ...]:
     for name, thing in THINGS[game].items():
         if name not in TERRAIN and not (name == "barrier" and thing.cells):  # these barriers nobody sees
             out += [f"{name}_{what}" for what in ("count", "in_view", "dx", "dy", "distance", "bearing")]
-    if game in SUPPORTING:
-        out += [word for word in OWN.values() if ONLY_OF.get(word, game) == game]
-        out += [*AROUND, *LEDGES]
+    out += [word for word in OWN.values() if game in ONLY_OF.get(word, SUPPORTING)]
+    out += [*AROUND, *LEDGES] if game in SUPPORTING else []
     return tuple(out)
 
 
@@ -100,10 +101,10 @@ def truth_of(states: Sequence[State], read: Read = "all") -> dict[str, np.ndarra
         out["time_left"] = np.array([s.episode["timeout"] for s in states], np.float32) - out["time"]
         grids = [(np.array(rows), np.stack([states[b].cells for b in rows])) for rows in _by_shape(states)]
         _things(game, states, entities, agent_B, grids, out)
+        for name, word in OWN.items():
+            if name in states[0].has:
+                out[word] = np.array([s.own[name] for s in states])
         if game in SUPPORTING:
-            for name, word in OWN.items():
-                if name in states[0].has:
-                    out[word] = np.array([s.own[name] for s in states])
             _around(game, entities, agent_B, grids, out)
             _ledges(game, entities, agent_B, grids, out)
     return {name: np.asarray(out[name], np.float32) for name in columns_of(game, read)}

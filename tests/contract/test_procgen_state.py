@@ -13,7 +13,7 @@ import torch
 
 from analysis.shared.events import Rows, parse_event
 from core.contracts import Step, UserError
-from envs.procgen import GAMES, MEMORY_GAMES, ProcgenEnv, ProcgenOptions
+from envs.procgen import ACTION_NAMES, GAMES, MEMORY_GAMES, STANDING, ProcgenEnv, ProcgenOptions
 from envs.procgen_edits import Edit, parse_edit, supported
 from envs.procgen_state import (
     AGE,
@@ -623,6 +623,18 @@ def test_truth_has_the_columns_that_are_promised(made: Made, game: str) -> None:
         assert np.isnan(step.truth["agent_x"]).all() == bool(t % 3)
     alone = WithTruth(made(game, slots=3), "positions").reset(0).truth
     assert set(alone) == {"level", "agent_x", "agent_y", "agent_vx", "agent_vy"}
+
+
+def test_plunder_tells_what_its_levels_end_by(made: Made) -> None:
+    env = WithTruth(made("plunder", slots=2))
+    env.reset(0)
+    state = env.snapshot()[0]
+    step = env.restore([state, state])
+    assert step.truth["juice_left"].tolist() == [1, 1] and "juice_left" not in columns_of("fruitbot", "all")
+    for _ in range(10):
+        step = env.step(np.array([STANDING, ACTION_NAMES.index("key_d")]))
+    none, shot = step.truth["juice_left"]
+    assert 0 < shot < none < 1
 
 
 def test_words_of_truth() -> None:
