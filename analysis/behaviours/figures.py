@@ -25,6 +25,8 @@ FPS = 5
 CELL = 128  # pixels of a video's cell, a multiple of 16
 HEADER = 32  # pixels above the cells
 LEAST_EXIT = 0.1  # exits that are drawn as an arrow, as a share of all exits of a behaviour
+LETTERS_AN_INCH = 12  # of 9 points
+ACTION_WIDTH = 14  # letters above a frame of a strip
 NAME_WIDTH = 22  # letters of a line of a name in the graph, which has at most two
 LABEL = np.array([82.0, 32.0])  # points that such a label takes
 
@@ -98,7 +100,7 @@ def _draw_strip(
             if window.seen[0, i]:
                 axis.imshow(as_rgb(window[f"obs/{field}"][0, i]))
                 action = store.spec.in_words(window["action"][0, i]) if window.acted[0, i] else "end"
-                axis.set_title(action, fontsize=7, pad=2)
+                axis.set_title(shortened(action, ACTION_WIDTH), fontsize=7, pad=2)
         line[0].text(
             -0.06,
             0.5,
@@ -109,12 +111,10 @@ def _draw_strip(
             fontsize=7,
         )
     row = result.tables["behaviours"][b]
-    figure.suptitle(
-        f"{titled(b, names)} ({row['share']:.0%} of real steps, {row['n_episodes']} episodes)",
-        fontsize=9,
-        parse_math=False,
-        wrap=True,  # short strips and long names
-    )
+    title = f"{titled(b, names)} ({row['share']:.0%} of real steps, {row['n_episodes']} episodes)"
+    # matplotlib's own wrapping takes a user's name for a formula.
+    width = int(LETTERS_AN_INCH * figure.get_figwidth())
+    figure.suptitle(textwrap.fill(title, width), fontsize=9, parse_math=False)
     return figure
 
 

@@ -735,7 +735,7 @@ def test_grey_pictures_are_shown(recorded: Path, drawn: Path, tmp_path: Path) ->
 
 
 def test_words_fit_on_the_figures_of_few_behaviours_and_short_lags(recorded: Path, drawn: Path) -> None:
-    result, names = artefacts.Result.load(drawn), dict.fromkeys(range(3), "goes to the left wall and waits there")
+    result, names = artefacts.Result.load(drawn), dict.fromkeys(range(3), "WALKS to the left wall and waits there")
     with RolloutStore(recorded) as store:
         strip = _draw_strip(result, names, [store, None], 0, [0, 1, 2], 2)
     for figure in (strip, draw_graph(result, names), _draw_transitions(result)):
@@ -743,6 +743,16 @@ def test_words_fit_on_the_figures_of_few_behaviours_and_short_lags(recorded: Pat
         box = figure.get_tightbbox()  # inches
         assert box.x0 >= 0 and box.y0 >= 0
         assert box.x1 <= figure.get_figwidth() and box.y1 <= figure.get_figheight()
+
+
+def test_long_names_of_actions_stand_apart(recorded: Path, drawn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EnvSpec, "in_words", lambda *_: "make_diamond_armour")
+    result, names = artefacts.Result.load(drawn), dict.fromkeys(range(3), "")
+    with RolloutStore(recorded) as store:
+        strip = _draw_strip(result, names, [store, None], 0, [0, 1], 1)
+    strip.savefig(io.BytesIO())
+    left, right = (axis.title.get_window_extent() for axis in strip.axes)
+    assert left.x1 < right.x0 and strip.axes[0].get_title().startswith("make_diamond")
 
 
 def test_an_ended_episode_keeps_its_last_frame_darkened(recorded: Path) -> None:
