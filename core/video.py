@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ def write_video(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> Non
     """MP4 (H.264) of uint8 frames; sides a multiple of 16."""
     import imageio.v2 as imageio
 
+    # Else ffmpeg begins as a fork that runs Python, which beside threads can hang (JAX warns of it at every film).
+    os.environ["IMAGEIO_FFMPEG_NO_PREVENT_SIGINT"] = "1"
     try:
         writer: Any = imageio.get_writer(path, format="FFMPEG", fps=fps, codec="libx264", quality=8)  # type: ignore[arg-type]
         with writer:

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import errno
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -278,6 +279,16 @@ def test_a_video_that_ffmpeg_cannot_write_costs_no_number(tmp_path: Path) -> Non
             write_video(run.path / "gone" / "v.mp4", [np.zeros((64, 64, 3), np.uint8)] * 9)
     assert Result.load(out).scalars["number"]["value"] == 1.5 and artefacts.verify(out) == []
     assert read_manifest(out)["facts"]["figures"].startswith("failed: CannotFilm")
+
+
+def test_a_video_is_written_without_a_fork_that_runs_python(tmp_path: Path) -> None:
+    """Which can hang beside threads, and of which JAX warned at every film of Craftax."""
+    from core.video import write_video
+
+    forks: list[int] = []
+    os.register_at_fork(before=lambda: forks.append(1))
+    write_video(tmp_path / "v.mp4", [np.zeros((64, 64, 3), np.uint8)] * 9)
+    assert (tmp_path / "v.mp4").stat().st_size and not forks
 
 
 @pytest.mark.parametrize("again", [False, True])
