@@ -258,7 +258,7 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
     print_summary(result)
     for line in told_of(result.tables.get("world_edits", ())):
         print(line)
-    print(f"{len(result.notes['hypotheses'])} changes of the hidden state, real world alone: {config.out}")
+    print(f"{_changes(result)}, real world alone: {config.out}")
 
 
 def main(config: InterventionsConfig) -> None:
@@ -313,9 +313,13 @@ def main(config: InterventionsConfig) -> None:
         run.metrics = dict(result.scalars)
         run.facts = {"agent": name, "simulator": fingerprint(simulator), **doubted, **far_in(result)}
     print_summary(result)
-    print(
-        f"{len(result.notes['hypotheses'])} changes of the hidden state on {config.starts} paired starts: {config.out}"
-    )
+    print(f"{_changes(result)} on {config.starts} paired starts: {config.out}")
+
+
+def _changes(result: Result) -> str:
+    """How many were tried."""
+    count = len(result.notes["hypotheses"])
+    return f"{count} change{'s' * (count != 1)} of the hidden state"
 
 
 def far_in(result: Result) -> dict[str, str]:
