@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def test_a_claim_is_a_card_with_five_answers(simulator: Path, tmp_path: Path) ->
     assert "exists by −0.28" in cards[0][2] and "foretold −0.31" in cards[0][1]
     assert "Direction 9 has nothing to change" in html and html.count("memory alone") == 2  # by path
     assert "1 more claim: other doses" in html and 'tag none">no effect' in html
+
+
+def test_a_study_without_a_simulator_does_not_ask_what_that_foretold(simulator: Path, tmp_path: Path) -> None:
+    run = trace(write_study(tmp_path / "study", simulator))
+    alone = replace(run, chain={run.path: run.manifest})
+    for one, asks in ((run, "the real world change as the simulator foretold?"), (alone, "the real world change?")):
+        assert any(asks in said for said in claims.answers(one, "", tmp_path)[1])
 
 
 def test_older_verdicts_are_numbers_and_a_command(simulator: Path, tmp_path: Path) -> None:

@@ -76,9 +76,10 @@ def answers(run: Traced, where: str, again: Path) -> tuple[str, list[str]]:
     claims, said = _headlines(result), result.notes.get("gate")
     pairs = max((c["n"] for c in claims if c.get("n") is not None), default=0)
     when = " or ".join(sorted({_when(c["hypothesis"]) for c in claims})) or "at one moment"
+    foretold = " as the simulator foretold" if run.simulators else ""
     asked = (
         f"What was asked{where}: if the agent's hidden state is changed {when}, does what follows in the real world "
-        f"change as the simulator foretold? {len(claims)} claim{'s were' if len(claims) != 1 else ' was'} tested "
+        f"change{foretold}? {len(claims)} claim{'s were' if len(claims) != 1 else ' was'} tested "
         f"on up to {number(pairs)} paired starts."
     )
     if not is_today(result):
