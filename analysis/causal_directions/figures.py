@@ -31,6 +31,8 @@ def draw(result: Result, path: Path, edit: str) -> None:
                 axis.axhline(row["value"], color=REAL, lw=1, ls=":", label="whole state")
         for k, (method, colour) in enumerate(COLOURS.items()):
             mine = {row["rank"]: row for row in rows if row["method"] == method and row["measure"] == name}
+            if not mine:  # of a basis that was not given
+                continue
             at = [i + 0.1 * (k - 2.5) for i, rank in enumerate(ranks) if rank in mine]
             there = [mine[rank] for rank in ranks if rank in mine]
             axis.plot(at, [row["value"] for row in there], "o", color=colour, ms=4, label=method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis.causal_directions import subspaces
+from analysis.causal_directions import figures, subspaces
 from analysis.causal_directions.study import (
     ACCURACY,
     CAUSAL,
@@ -34,8 +35,10 @@ from analysis.causal_directions.study import (
 )
 from analysis.causal_directions.subspaces import Exchange, FitOptions, Readout, along
 from core import artefacts
+from core.artefacts import Result
 from core.contracts import UserError
 from core.directions import load_basis
+from core.figures import figure_of
 from envs.planted import PlantedAgent, PlantedOptions, matrices
 
 CAUSE, NUISANCE = 0, 1
@@ -241,3 +244,16 @@ def test_mistakes_are_one_line() -> None:
         subspaces.loss_of(same)
     with pytest.raises(UserError, match="pairs of 5 levels, and at least 12"):
         halves(np.arange(5), 0)
+
+
+def test_the_legend_names_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not PCA and ICA where no basis was given."""
+    measures = ("interchange accuracy", "recovered kl", "recovered kl@1..2")
+    rows = [
+        {"edit": "remove coin", "method": method, "rank": 1, "measure": name, "value": 0.5, "low": 0.4, "high": 0.6}
+        for method in ("causal", "probe") for name in measures
+    ]  # fmt: skip
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "figure_of", lambda *size: drawn.append(figure_of(*size)) or drawn[0])
+    figures.draw(Result(tables={"subspaces": rows}, notes={"horizon": 2}), tmp_path, "remove coin")
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["causal", "probe"]
