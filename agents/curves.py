@@ -66,6 +66,9 @@ def main(config: CurvesConfig) -> None:
     result = Result(notes={"interval": "95 %, over seeds (Student); of one seed over episodes, where it was measured"})
     ended = of_the_ended(curves)
     result.notes |= {"training": ended} if ended else {}
+    empty = [f"{c.run or f'{c.method}/{c.game}/{c.seed}'} ({c.game}, {c.split})" for c in read if not len(c.step_U)]
+    left_out = f"{', '.join(empty)} left out: no episode had ended" if empty else ""
+    result.notes |= {"left_out": left_out} if empty else {}
     result.tables["runs"] = ends
     result.tables["curves"] = [
         {"method": b.method, "game": b.game, "split": b.split, "seeds": b.seeds, "step": float(step),
@@ -81,7 +84,7 @@ def main(config: CurvesConfig) -> None:
         seeds = f"{band.seeds} seed{'s' * (band.seeds > 1)}"
         print(f"{band.game}, {band.method}, {band.split}: {band.mean_T[-1]:.2f}{interval} at "
               f"{band.step_T[-1]:,.0f} steps ({seeds})")  # fmt: skip
-    for said in (ranges_of(ends), ended):
+    for said in (ranges_of(ends), ended, left_out):
         if said:
             print(said)
     print(f"(where the curves end; the means of each run's last {LAST} updates are in runs.csv)")

@@ -174,6 +174,17 @@ def test_a_curve_that_was_edited_by_hand_is_read_or_refused(
         read_curves(str(agent))
 
 
+def test_a_training_in_which_no_episode_ended_is_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent = training(tmp_path / "a", 1, 4.0, held_out=False)
+    with new_run(tmp_path / "short", train.STAGE, train.TrainConfig()) as run:
+        (run.path / "curve.csv").write_text("step,return_mean\n100,nan\n")
+    drawn(tmp_path, agent, tmp_path / "short")
+    said = "short (coinrun, train) left out: no episode had ended"
+    assert f"{said}\n" in capsys.readouterr().out and Result.load(tmp_path / "out").notes["left_out"] == said
+
+
 def test_that_early_returns_are_of_the_short_episodes_is_said_and_until_when(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
