@@ -353,7 +353,11 @@ def choose(argv: list[str]) -> None:
     agents/craftax_train.py; anything else a Procgen agent, unless it has flags that only one of the other two has.
 
     --debug is a run of debug size in each, whatever other presets say."""
-    kind = argv[0] if argv[:1] in (["nmmo"], ["craftax"]) else ""
+    kind = argv[0] if argv and not argv[0].startswith("-") else ""
+    if kind not in ("", "nmmo", "craftax"):
+        print(f"error: no training {kind!r}{cli.nearest(kind, ('nmmo', 'craftax'))}: say train.py nmmo or train.py "
+              "craftax, or of Procgen train.py --game NAME", file=sys.stderr)  # fmt: skip
+        sys.exit(2)
     rest = argv[1:] if kind else argv
     if not kind and (kind := train_of(argv)):
         print(f"note: read as python train.py {kind} {' '.join(argv)}", file=sys.stderr)

@@ -312,6 +312,14 @@ def test_a_training_with_debug_is_of_debug_size(
     assert made[1].ppo.total_steps == 5000
 
 
+@pytest.mark.parametrize(("word", "hint"), [("carftax", " (did you mean craftax?)"), ("climber", "")])
+def test_a_training_that_there_is_not_is_one_line(word: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        train.choose([word, "--debug"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.startswith(f"error: no training '{word}'{hint}: ") and "--game NAME\n" in said
+
+
 def test_the_script_trains_at_debug_size_with_debug_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
