@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -991,6 +992,7 @@ def test_every_slot_gives_equally_many_starts(planted, seed):
         ({"smallest": (0.1,)}, "takes two sizes"),
         ({"choosing_starts": 16}, "--choosing_starts must be at least 32"),
         ({"hypotheses": ("shift ica:0 by +1",), "always": True}, "say it in its words"),
+        ({"policy": Path("agent")}, "--policy stands in place of a simulator"),
     ],
 )
 def test_bad_settings_are_user_errors(flags, said, tmp_path):

@@ -152,6 +152,8 @@ def _two(smallest: Sequence[float]) -> tuple[float, float]:
 def check(config: InterventionsConfig) -> StudyOptions:
     """What the study needs of the configuration; UserError on anything it cannot run with."""
     cli.require(0, choosing_level=config.choosing_level, start_level=config.start_level)
+    if config.policy is not None and config.simulator != InterventionsConfig.simulator:
+        raise UserError("--policy stands in place of a simulator, so that nothing is foretold: leave one of them out")
     largest = 0
     directions: tuple[int, ...] = ()
     if config.hypotheses:
