@@ -298,10 +298,10 @@ def test_too_few_objects_is_one_line() -> None:
     agent = RecurrentAgent(AgentConfig(encoder="strided", embedding_size=8, hidden_size=8), env.spec).requires_grad_(
         False
     )
-    with pytest.raises(
-        UserError, match="^only 0 of .* states of procgen/maze have 3 objects in the picture; lower --obj"
-    ):
-        collect(agent, env, 64, objects=3, initial_frames=1, latest=3, seed=0, device=torch.device("cpu"))
+    for objects, remedy in ((3, "lower --objects"), (2, "take a game with more")):
+        said = f"^only 0 of .* states of procgen/maze have {objects} objects in the picture; {remedy}"
+        with pytest.raises(UserError, match=said):
+            collect(agent, env, 64, objects=objects, initial_frames=1, latest=3, seed=0, device=torch.device("cpu"))
     env.close()
 
 

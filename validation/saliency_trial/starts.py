@@ -24,7 +24,8 @@ def collect(
     device: torch.device,
 ) -> Scenes:  # fmt: skip
     """``collect_starts`` where at least ``objects`` objects are in the picture; UserError where that is rare."""
-    keep = Keep(lambda s: len(items_of(state_of(s))) >= objects, f"{objects} objects in the picture; lower --objects")
+    remedy = "lower --objects" if objects > 2 else "take a game with more"
+    keep = Keep(lambda s: len(items_of(state_of(s))) >= objects, f"{objects} objects in the picture; {remedy}")
     starts = collect_starts(agent, env, count, initial_frames=initial_frames, latest=latest, seed=seed, device=device,
                             keep=keep)  # fmt: skip
     return Scenes(starts, tuple(tuple(items_of(state_of(s))) for s in starts.states))
