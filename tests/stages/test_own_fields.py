@@ -129,7 +129,8 @@ class World(nn.Module):
 
     def shown(self, s, reward):
         y, x = (s[:, i, None, None, None] for i in range(2))
-        rows, columns = torch.arange(12)[None, :, None, None], torch.arange(20)[None, None, :, None]
+        rows = torch.arange(12, device=s.device)[None, :, None, None]
+        columns = torch.arange(20, device=s.device)[None, None, :, None]
         frame = torch.exp(-((rows - y) ** 2 + (columns - x) ** 2) / 4).expand(-1, -1, -1, 3)
         odd = s.detach()[:, 2:].round() % 2
         obs = {"cam0": self.brightness * frame, "where": s, "age_odd": odd}
