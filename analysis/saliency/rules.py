@@ -204,8 +204,10 @@ def _to_winners(grad: Tensor, flat: Tensor, top: Tensor, where: Tensor, at: int)
     greater of the two maxima, which changes by as much or more, in the same direction."""
     (higher, lower), (at_frame, at_baseline) = _halves(top, at), _halves(where, at)
     winner = torch.cat([torch.where(higher >= lower, at_frame, at_baseline)] * 2, at)
-    chosen = flat.gather(-1, winner)
-    return torch.zeros_like(flat).scatter_add_(-1, winner, grad * _secant(chosen, top, torch.ones_like(chosen), at))
+    a, b = _halves(flat.gather(-1, winner), at)
+    # Exact however near the two are: rounding keeps it from 0 to 1, and a slope would not tell another cell's maximum.
+    share = torch.where(a == b, 1, (higher - lower) / torch.where(a == b, 1, a - b))
+    return torch.zeros_like(flat).scatter_add_(-1, winner, grad * torch.cat([share] * 2, at))
 
 
 class _MaxPool(torch.autograd.Function):

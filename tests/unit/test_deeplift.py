@@ -166,6 +166,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "greatest and least of parts": lambda x: x.reshape(len(x), 4, 4).max(1)[0].repeat(1, 4) + x.min(1, True).values,
     "greatest of two axes": lambda x: x * x.reshape(len(x), 2, 2, 4).amax((1, -1)).repeat(1, 8),
     "greatest as columns": lambda x: (x.T + x.T.reshape(4, 4, -1).amax((0, 1), True)[0] - x.T.amin(0)).T,
+    "greatest of what hardly differs": lambda x: x + 1e3 * (9 + 1e-3 * x).reshape(-1, 4, 4).amax(1).repeat(1, 4),
     "log-sum-exp of columns": lambda x: (x.T * x.T.logsumexp(0)).T,
     "greater of two": lambda x: torch.maximum(x, x.flip(1)) - torch.minimum(x.tanh(), x[:, :1]),
     "products with a sum": lambda x: torch.addcmul(x, x, x.tanh()) + torch.lerp(x, x.tanh(), x.sigmoid()),
