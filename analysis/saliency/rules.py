@@ -264,9 +264,24 @@ class SecantMax(_Rule):
         return top
 
 
+class _Greater(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, at: int) -> Tensor:
+        out = torch.maximum(a, b)
+        ctx.at = at
+        ctx.save_for_backward(torch.where(a == b, 0, a - b))  # of a mask's -inf, too
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        (more,) = ctx.saved_tensors
+        share = _secant(more, more.relu(), (_middle(more, ctx.at) > 0).to(more.dtype), ctx.at)
+        return grad * share, grad * (1 - share), None
+
+
 class Greater(_Rule):
     """The greater of two as one of them and the part above zero of what the other is more."""
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        out: Tensor = b + _OfOne.apply(a - b, torch.relu, self.at)
+        out: Tensor = _Greater.apply(*torch.broadcast_tensors(a, b), self.at)
         return out

@@ -155,6 +155,7 @@ def attended(x: Tensor) -> Tensor:
     return nn.functional.scaled_dot_product_attention(parts, parts, parts, attn_mask=mask).flatten(1) + x
 
 
+ODD = torch.tensor([False, True] * 8)
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "written in parts": written,
     "attention to nothing": attended,
@@ -169,6 +170,10 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "greatest of what hardly differs": lambda x: x + 1e3 * (9 + 1e-3 * x).reshape(-1, 4, 4).amax(1).repeat(1, 4),
     "log-sum-exp of columns": lambda x: (x.T * x.T.logsumexp(0)).T,
     "greater of two": lambda x: torch.maximum(x, x.flip(1)) - torch.minimum(x.tanh(), x[:, :1]),
+    "greater of two that are masked": lambda x: (
+        torch.maximum(x.masked_fill(ODD, -torch.inf), x.flip(1).masked_fill(~ODD, -torch.inf))
+        + torch.minimum(x.tanh().masked_fill(ODD, 1e20), x).tanh()
+    ),
     "products with a sum": lambda x: torch.addcmul(x, x, x.tanh()) + torch.lerp(x, x.tanh(), x.sigmoid()),
     "columns": lambda x: (x.T.relu() * x.T.tanh() + nn.functional.gelu(x.T) / (1 + x.T.exp())).T,
     "a function of its own": lambda x: Straight.apply(x) * x,  # type: ignore[no-untyped-call]
