@@ -280,6 +280,15 @@ def _deviation(x: Tensor, axes: Any = None, **options: Any) -> Tensor:
     return _variance(x, axes, **options).sqrt() if axes else NotImplemented
 
 
+def _least(x: Tensor, axes: Sequence[int] = (), keep: bool = False) -> Tensor:
+    """A minimum as a maximum; of numbers without a negative (bool, uint8), torch's own."""
+    return -aten.amax(-x, axes, keep) if x.is_floating_point() else NotImplemented
+
+
+def _lesser(a: Tensor, b: Tensor) -> Tensor:
+    return -aten.maximum(-a, -b) if a.is_floating_point() and b.is_floating_point() else NotImplemented
+
+
 DECOMPOSED: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
@@ -292,9 +301,9 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {
     aten.var.correction: _variance,
     aten.std.correction: _deviation,
     aten.max.dim: lambda x, axis, keep=False: (aten.amax(x, [axis], keep), aten.argmax(x, axis, keep)),
-    aten.min.dim: lambda x, axis, keep=False: (-aten.amax(-x, [axis], keep), aten.argmin(x, axis, keep)),
-    aten.amin.default: lambda x, axes=(), keep=False: -aten.amax(-x, axes, keep),
-    aten.minimum.default: lambda a, b: -aten.maximum(-a, -b),
+    aten.min.dim: lambda x, axis, keep=False: (aten.amin(x, [axis], keep), aten.argmin(x, axis, keep)),
+    aten.amin.default: _least,
+    aten.minimum.default: _lesser,
     aten.copy.default: lambda to, x, wait=False: x.to(to.dtype).expand_as(to),  # has no gradient
     aten._log_softmax.default: lambda x, axis, half: x - aten.logsumexp(x, [axis], True),
     aten.log_sigmoid_forward.default: lambda x: (-nn.functional.softplus(-x), x.new_empty(0)),

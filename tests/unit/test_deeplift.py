@@ -156,6 +156,7 @@ def attended(x: Tensor) -> Tensor:
 
 
 ODD = torch.tensor([False, True] * 8)
+COUNTS = torch.arange(16, dtype=torch.uint8)
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "written in parts": written,
     "attention to nothing": attended,
@@ -173,6 +174,13 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "greater of two that are masked": lambda x: (
         torch.maximum(x.masked_fill(ODD, -torch.inf), x.flip(1).masked_fill(~ODD, -torch.inf))
         + torch.minimum(x.tanh().masked_fill(ODD, 1e20), x).tanh()
+    ),
+    "least of bytes and masks": lambda x: (
+        x.tanh()
+        * (
+            torch.minimum(COUNTS, COUNTS[8])
+            + COUNTS.reshape(4, 4).min(0)[0].repeat(4) * (COUNTS > 0).reshape(2, 8).amin(1)[1]
+        )
     ),
     "products with a sum": lambda x: torch.addcmul(x, x, x.tanh()) + torch.lerp(x, x.tanh(), x.sigmoid()),
     "columns": lambda x: (x.T.relu() * x.T.tanh() + nn.functional.gelu(x.T) / (1 + x.T.exp())).T,
