@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +60,9 @@ OF_CAPTUM = {aten.relu.default: nn.ReLU, aten.sigmoid.default: nn.Sigmoid, aten.
 RULES: dict[Any, Callable[[int], nn.Module]] = {
     aten.native_layer_norm.default: rules.SecantLayerNorm, aten.logsumexp.default: rules.SecantLogSumExp,
     aten._softmax.default: rules.SecantSoftmax, aten._safe_softmax.default: rules.SecantSoftmax,
-    aten.max_pool2d_with_indices.default: rules.SecantMaxPool, aten.amax.default: rules.SecantMax,
+    aten.amax.default: rules.SecantMax,
+    **{run: partial(rules.SecantMaxPool, run=run)
+       for run in (aten.max_pool2d_with_indices.default, aten.adaptive_max_pool2d.default)},
 }  # fmt: skip
 # Elementwise operations whose gradient is their rule: linear in the one tensor that depends on the frame.
 LINEAR = {
@@ -289,6 +292,11 @@ def _lesser(a: Tensor, b: Tensor) -> Tensor:
     return -aten.maximum(-a, -b) if a.is_floating_point() and b.is_floating_point() else NotImplemented
 
 
+def _between(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    x = x if low is None else aten.maximum(x, low)
+    return x if high is None else aten.minimum(x, high)
+
+
 DECOMPOSED: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
@@ -304,6 +312,10 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {
     aten.min.dim: lambda x, axis, keep=False: (aten.amin(x, [axis], keep), aten.argmin(x, axis, keep)),
     aten.amin.default: _least,
     aten.minimum.default: _lesser,
+    aten.aminmax.default: lambda x, *, dim=None, keepdim=False: tuple(
+        run(x, () if dim is None else [dim], keepdim) for run in (aten.amin, aten.amax)
+    ),
+    aten.clamp.Tensor: _between,
     aten.copy.default: lambda to, x, wait=False: x.to(to.dtype).expand_as(to),  # has no gradient
     aten._log_softmax.default: lambda x, axis, half: x - aten.logsumexp(x, [axis], True),
     aten.log_sigmoid_forward.default: lambda x: (-nn.functional.softplus(-x), x.new_empty(0)),

@@ -212,28 +212,29 @@ def _to_winners(grad: Tensor, flat: Tensor, top: Tensor, where: Tensor, at: int)
 
 class _MaxPool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, options: tuple[Any, ...], axis: int) -> tuple[Tensor, Tensor]:
-        out, at = torch.ops.aten.max_pool2d_with_indices.default(x, *options)
+    def forward(ctx: Any, x: Tensor, run: Callable[..., Any], options: tuple[Any, ...], axis: int) -> Any:
+        out, at = run(x, *options)
         ctx.mark_non_differentiable(at)
         ctx.axis = axis
         ctx.save_for_backward(x, out, at)
         return out, at
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         x, out, at = ctx.saved_tensors
-        return (
-            _to_winners(grad.flatten(-2), x.flatten(-2), out.flatten(-2), at.flatten(-2), ctx.axis).view_as(x),
-            None,
-            None,
-        )
+        flat = (grad.flatten(-2), x.flatten(-2), out.flatten(-2), at.flatten(-2))
+        return _to_winners(*flat, ctx.axis).view_as(x), None, None, None
 
 
 class SecantMaxPool(_Rule):
-    """Max-pooling: every window's maximum."""
+    """Max-pooling by torch's operation ``run``: every window's maximum."""
+
+    def __init__(self, at: int, run: Callable[..., Any]) -> None:
+        super().__init__(at)
+        self.run = run
 
     def forward(self, x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = _MaxPool.apply(x, options, self.at)
+        out: tuple[Tensor, Tensor] = _MaxPool.apply(x, self.run, options, self.at)
         return out
 
 

@@ -182,6 +182,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
             + COUNTS.reshape(4, 4).min(0)[0].repeat(4) * (COUNTS > 0).reshape(2, 8).amin(1)[1]
         )
     ),
+    "between two": lambda x: x.clamp(x.flip(1), x.tanh() + 1) + torch.sub(*x.aminmax(dim=1, keepdim=True)),
     "products with a sum": lambda x: torch.addcmul(x, x, x.tanh()) + torch.lerp(x, x.tanh(), x.sigmoid()),
     "columns": lambda x: (x.T.relu() * x.T.tanh() + nn.functional.gelu(x.T) / (1 + x.T.exp())).T,
     "a function of its own": lambda x: Straight.apply(x) * x,  # type: ignore[no-untyped-call]
@@ -205,6 +206,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "BatchNorm": lambda: AsPicture(nn.BatchNorm2d(4).eval(), 24),
     "MaxPool, overlapping": lambda: AsPicture(nn.MaxPool2d(3, 1, 1), 24),
     "MaxPool": lambda: AsPicture(nn.MaxPool2d(2, 1), 8),
+    "MaxPool to a size": lambda: AsPicture(nn.AdaptiveMaxPool2d(1), 4),
     "Softmax": lambda: nn.Sequential(nn.Linear(X, 4), nn.Softmax(-1), nn.Linear(4, 1)),
     "LogSoftmax": lambda: nn.Sequential(nn.Linear(X, 4), nn.LogSoftmax(-1), nn.Linear(4, 1)),
     "attention": lambda: Attention(masked=False),
