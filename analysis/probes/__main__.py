@@ -64,6 +64,7 @@ from analysis.probes.scores import LEAST_VARYING, probe
 from analysis.shared.agents import load, short_names
 from analysis.shared.events import parse_condition
 from analysis.shared.probe_fits import ENOUGH_TO_TELL, LEAST_FOLDS
+from analysis.shared.randomised import has_weights
 from analysis.shared.truths import every_of, names_of
 from analysis.shared.units import choose_unit, say_shared
 from core import artefacts, config as cli
@@ -238,7 +239,7 @@ def words_of(config: ProbesConfig, store: RolloutStore, agent: Agent | None) -> 
             has += ["embedding"] if column_for("embedding", store.column_names) or (
                 agent is not None and "embedding" in agent.points
             ) else []  # fmt: skip
-            words = [*has, "time", "actions", *(["random"] if agent is not None else [])]
+            words = [*has, "time", "actions", *(["random"] if has_weights(agent) else [])]
         words = [*first, *(w for w in words if w not in first)]
     elif (config.recordings or config.all_ckpts) and not words:
         raise UserError("several recordings are compared by what is read from --inputs (or --block): name some")

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from agents.load import load_agent
-from analysis.shared.randomised import randomised
+from analysis.shared.randomised import has_weights, randomised
 from core.artefacts import MANIFEST, WEIGHTS, read_manifest
 from core.contracts import Agent, UserError, numbers_of_distinct
 from core.directions import fingerprint
@@ -168,11 +168,13 @@ def baselines_of(
     agent: Agent, store: RolloutStore, index_N2: np.ndarray, time_N: np.ndarray, previous: int, seed: int
 ) -> dict[str, np.ndarray]:
     """{name: features [N, .]}: ``frame``; ``action``, the frame and the previous actions; ``all``, these and time;
-    ``random``, the state of the same agent with its weights shuffled."""
+    ``random``, the state of the same agent with its weights shuffled, if it has any."""
     frame_NF = seen_by(agent, store, index_N2).alone_NF
     action_NA = previous_actions(store, index_N2, previous)
-    random_NH = seen_by(randomised(agent, seed), store, index_N2, "the randomised agent").h_NH
-    return joined(frame_NF, action_NA, time_N) | {"random": random_NH}
+    found = joined(frame_NF, action_NA, time_N)
+    if has_weights(agent):
+        found["random"] = seen_by(randomised(agent, seed), store, index_N2, "the randomised agent").h_NH
+    return found
 
 
 def joined(frame_NF: np.ndarray, action_NA: np.ndarray, time_N: np.ndarray) -> dict[str, np.ndarray]:

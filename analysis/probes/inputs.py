@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.probes.baselines import seen_by, time_table
-from analysis.shared.randomised import randomised
+from analysis.shared.randomised import has_weights, randomised
 from core.config import nearest
 from core.contracts import Agent, UserError, numbers_of_distinct
 from core.episodes import RolloutStore
@@ -120,6 +120,8 @@ def check_words(words: Sequence[str], store: RolloutStore, agent: Agent | None) 
         needs_agent = word in ("frame", "random") or (word in points and column_for(word, store.column_names) is None)
         if needs_agent and agent is None:
             raise UserError(f"--inputs {word} needs the agent that was recorded: give --agent")
+        if word == "random" and not has_weights(agent):
+            raise UserError("--inputs random: the agent that was recorded has no weights to shuffle; leave it out")
         if not needs_agent and column_for(word, store.column_names) is None:
             known = [*OWN, *last, *points]
             more = "" if agent is not None else " (with --agent also the agent's points)"

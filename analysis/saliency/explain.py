@@ -19,6 +19,7 @@ from analysis.saliency.maps import AGENT_ONLY, WHOLE, MapsWriter, has_path, of_p
 from analysis.saliency.tables import summarise
 from analysis.shared.gradients import Gradients, Noised, gradients, mean_of, reading_at, samples_that_fit
 from analysis.shared.quantities import Quantity
+from analysis.shared.randomised import has_weights
 from analysis.shared.samples import Latents
 from core import artefacts, ranks
 from core.contracts import UserError
@@ -149,7 +150,7 @@ def explain(
         if not q.of_world:  # the agent alone knows nothing of it
             slope = {name: cut.of(name)[:, target] for name in obs}
             checks |= of_frame(frame, at_target, q, slope, seen, memory, config, found)
-    if config.checks and randomisation.has_weights(simulator.world):
+    if config.checks and has_weights(simulator.world):
         shuffled = randomisation.world_randomisation(simulator, z_SZ, chosen_S, quantities, target, config.seed)
         for q, alike in zip(quantities, shuffled, strict=True):
             checks |= {(q.name, "randomised", of_what): values for of_what, values in alike.items()}
@@ -177,7 +178,7 @@ def of_frame(
     """Captum's methods of the target frame, put into ``found``; and the checks of all pictures of it, by (quantity,
     check, of what).  slope: the gradient there; seen, memory: all frames up to it, and the state before the first."""
     alike: dict[str, np.ndarray] = {}
-    if randomisation.has_weights(frame.agent):
+    if has_weights(frame.agent):
         alike = randomisation.agent_randomisation(
             frame.agent, seen, memory, frame.chosen_S, quantity, config.seed, config.radius / 10, config.checks
         )

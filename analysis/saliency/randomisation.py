@@ -20,11 +20,6 @@ from core.trees import Tree
 LATENT_NOISE = 1.25e-4  # of every number of a latent: two rollouts that differ by next to nothing
 
 
-def has_weights(of: object) -> bool:
-    """Whether something can be randomised: agents and worlds of rules cannot."""
-    return isinstance(of, nn.Module) and any(True for _ in of.parameters())
-
-
 def parts_from_the_output(agent: Agent) -> list[str]:
     """Parts of an agent, the last computed first: those that are registered last."""
     if not isinstance(agent, nn.Module):

@@ -13,6 +13,11 @@ from core.contracts import Agent
 from core.roll import Simulator
 
 
+def has_weights(of: object) -> bool:
+    """Whether something can be randomised: agents and worlds of rules cannot."""
+    return isinstance(of, nn.Module) and any(True for _ in of.parameters())
+
+
 def shuffle(module: nn.Module, seed: int, chosen: Callable[[str], bool] = lambda name: True) -> None:
     """Shuffle the entries of every weight tensor whose name is chosen, in place."""
     generator = torch.Generator().manual_seed(seed)
@@ -27,8 +32,8 @@ def randomised(agent: Agent, seed: int, parts: Sequence[str] | None = None) -> A
     """A copy of the agent with the entries of every weight tensor shuffled: nothing learned, same scales.
 
     parts: only these (the first words of the names of its weights)."""
-    if not isinstance(agent, nn.Module):
-        raise TypeError("only an agent that is a torch module can be randomised")
+    if not (isinstance(agent, nn.Module) and has_weights(agent)):
+        raise TypeError("only an agent that has weights can be randomised")
     other = copy.deepcopy(agent)
     shuffle(other, seed, lambda name: parts is None or name.split(".")[0] in parts)
     out: Agent = other
@@ -38,7 +43,7 @@ def randomised(agent: Agent, seed: int, parts: Sequence[str] | None = None) -> A
 def randomised_world(simulator: Simulator[Any], seed: int) -> Simulator[Any]:
     """A copy of the simulator with the weights of everything but the agent shuffled."""
     other = copy.deepcopy(simulator)
-    if not isinstance(other.world, nn.Module):
-        raise TypeError("only a world that is a torch module can be randomised")
+    if not has_weights(other.world):
+        raise TypeError("only a world that has weights can be randomised")
     shuffle(other.world, seed)
     return other

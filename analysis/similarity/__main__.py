@@ -31,7 +31,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from analysis.shared.agents import load
-from analysis.shared.randomised import randomised
+from analysis.shared.randomised import has_weights, randomised
 from analysis.shared.units import groups_of, many
 from analysis.similarity.comparison import FOLDS, SHUFFLED, assemble, choices, compare, layers_of, states
 from analysis.similarity.figures import draw
@@ -101,6 +101,10 @@ def main(config: SimilarityConfig) -> None:
         **{f"agent_{i}": path for i, path in enumerate(config.agents)}, "rollouts": config.rollouts
     })  # fmt: skip
     agents = load(config.agents, config.checkpoints, device)
+    learned = {name: agent for name, agent in agents.items() if has_weights(agent)}
+    if len(agents) == 1 and not learned:
+        raise UserError(f"{config.agents[0]} has no weights to shuffle, so there is nothing to compare it with: give "
+                        "another agent, too")  # fmt: skip
     with RolloutStore(config.rollouts) as store:
         if store.manifest["facts"].get("source") != "real" and store.manifest["stage"] != EXTRACTION:
             raise UserError(f"{config.rollouts} are simulated; --rollouts takes real ones (record.py)")
@@ -121,20 +125,20 @@ def main(config: SimilarityConfig) -> None:
         episodes = sorted(episodes, key=lambda e: unit_E[e])  # those of a unit beside each other
         _, index_N2 = store.pooled("value", episodes=episodes, first=config.first_step)
         unit_N = unit_E[index_N2[:, 0]]
-        everyone: dict[str, Agent] = {**agents, **{n + SHUFFLED: randomised(a, config.seed) for n, a in agents.items()}}
+        everyone: dict[str, Agent] = agents | {n + SHUFFLED: randomised(a, config.seed) for n, a in learned.items()}
         layers = layers_of(agents.values())
         seen = {n: states(a, store, episodes, config.first_step, layers) for n, a in everyone.items()}
     names = list(agents)
     spec = agents[names[0]].spec
     parts = dict(spec.action_parts) or {"action": spec.n_actions}
-    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]] + [(a, a + SHUFFLED) for a in names]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]] + [(a, a + SHUFFLED) for a in learned]
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         with threadpool_limits(config.threads):
             rows = compare(
                 seen, pairs, unit_N,
                 exchanges=config.exchanges, resamples=config.resamples, seed=config.seed,
             )  # fmt: skip
-        between = pairs[: len(pairs) - len(names)]
+        between = pairs[: len(pairs) - len(learned)]
         chosen = choices(seen, between, parts, unit_N, resamples=config.resamples, seed=config.seed)
         result = assemble(names, rows, chosen)
         result.notes["unit"] = unit

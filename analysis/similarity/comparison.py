@@ -150,12 +150,12 @@ def compare(
 
 def assemble(names: Sequence[str], rows: list[dict[str, Any]], chosen: list[dict[str, Any]]) -> Result:
     """Tables ``pairs`` and ``choices``; arrays ``cka_LAYER`` [agents, agents] and ``control_LAYER`` [agents], with
-    itself shuffled."""
+    itself shuffled (NaN of an agent without weights)."""
     result = Result(notes={"agents": list(names)}, tables={"pairs": rows, "choices": chosen})
     for layer in dict.fromkeys(row["layer"] for row in rows):
         of = {(row["a"], row["b"]): row["cka"] for row in rows if row["layer"] == layer}
         result.arrays[f"cka_{layer}"] = np.array(
             [[1.0 if a == b else of.get((a, b), of.get((b, a))) for b in names] for a in names]
         )
-        result.arrays[f"control_{layer}"] = np.array([of[a, a + SHUFFLED] for a in names])
+        result.arrays[f"control_{layer}"] = np.array([of.get((a, a + SHUFFLED), np.nan) for a in names])
     return result

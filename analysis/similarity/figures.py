@@ -20,7 +20,15 @@ def draw(result: Result) -> Any:
         shown = np.concatenate([result.arrays[f"cka_{layer}"], result.arrays[f"control_{layer}"][:, None]], 1)
         image = axis.imshow(shown, cmap=SEQUENTIAL, vmin=0, vmax=1)
         for (i, j), v in np.ndenumerate(shown):
-            axis.text(j, i, f"{v:.2f}", ha="center", va="center", fontsize=7, color="w" if v < 0.6 else "k")
+            axis.text(
+                j,
+                i,
+                "" if np.isnan(v) else f"{v:.2f}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="w" if v < 0.6 else "k",
+            )
         axis.axvline(len(names) - 0.5, color="w", linewidth=3)
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set_xticks(range(len(names) + 1), [*names, "itself" + SHUFFLED], fontsize=8, rotation=40, ha="right")

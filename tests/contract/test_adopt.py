@@ -33,6 +33,9 @@ from agents.load import load_agent
 from agents.play import Chooser, Exploration, play
 from agents.record import RecordConfig, main as record, record_episodes
 from agents.recurrent import AgentConfig, RecurrentAgent
+from analysis.probes.__main__ import ProbesConfig, words_of
+from analysis.probes.baselines import baselines_of
+from analysis.similarity.__main__ import SimilarityConfig, main as similarity
 from core import artefacts, config as cli
 from core.contracts import Agent, EnvSpec, Field, UserError
 from core.directions import fingerprint
@@ -149,6 +152,28 @@ def test_a_policy_of_rules_without_a_value_is_adopted_without_weights(tmp_path: 
     main(AdoptConfig(module=tmp_path / "rules.py", env="gymnasium/CartPole-v1", out=tmp_path / "run", threads=1))
     logits, value = load_agent(tmp_path / "run").heads(None, torch.tensor([[0.0, 0, 1, 0]]))
     assert logits.tolist() == [[-8, 8]] and value.tolist() == [0]
+
+
+def test_an_agent_of_rules_is_not_its_own_control(tmp_path: Path) -> None:
+    """Itself was told to be "itself, weights shuffled", from which nothing that it knows differs."""
+    (tmp_path / "rules.py").write_text(RULES)
+    runs = {name: tmp_path / name for name in ("run", "other", "rollouts", "out")}
+    for name in ("run", "other"):
+        main(AdoptConfig(module=tmp_path / "rules.py", env="gymnasium/CartPole-v1", out=runs[name], threads=1))
+    record(RecordConfig(agent=runs["run"], out=runs["rollouts"], episodes=8, slots=4, threads=1))
+    few = {"rollouts": runs["rollouts"], "out": runs["out"], "exchanges": 1, "resamples": 99, "threads": 1}
+    with pytest.raises(UserError, match="run has no weights to shuffle, so there is nothing to compare it with"):
+        similarity(SimilarityConfig(agents=(runs["run"],), **few))
+    similarity(SimilarityConfig(agents=(runs["run"], runs["other"]), **few))
+    found = artefacts.Result.load(runs["out"])
+    assert [(row["a"], row["b"]) for row in found.tables["pairs"]] == [("run", "other")]
+    assert np.isnan(found.arrays["control_h"]).all() and (runs["out"] / "similarity.png").exists()
+    with RolloutStore(runs["rollouts"]) as store:
+        agent, rows = load_agent(runs["run"]), np.array([[0, 1], [0, 2]])
+        assert "random" not in baselines_of(agent, store, rows, rows[:, 1], 1, seed=0)
+        assert "random" not in words_of(ProbesConfig(block="last"), store, agent)
+        with pytest.raises(UserError, match="--inputs random: the agent that was recorded has no weights"):
+            words_of(ProbesConfig(inputs=("h", "random")), store, agent)
 
 
 class RoundsByThePast(Lstm):

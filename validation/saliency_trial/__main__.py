@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from agents.load import load_agent
+from analysis.shared.randomised import has_weights
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import fingerprint
@@ -61,8 +62,8 @@ def main(config: SaliencyTrialConfig) -> None:
         raise UserError(
             "a world of generated assets (use_generated_assets) cannot be saved, nor objects removed from it"
         )
-    if not isinstance(agent, torch.nn.Module):
-        raise UserError("an agent that is no torch module has no weights to shuffle, which saliency is compared with")
+    if not has_weights(agent):
+        raise UserError("an agent of rules has no weights to shuffle, which saliency is compared with")
     facts = {"agent": name}
     simulator: Any = None
     if config.simulator is not None:
