@@ -19,7 +19,7 @@ from core.contracts import Agent, UserError
 from core.episodes import RolloutStore
 from core.progress import bar
 from core.roll import heads_at
-from core.trees import Tree, unflatten
+from core.trees import Tree, leaves, unflatten
 
 LEAST_LOGIT = -1e8  # below: not allowed
 ALIKE = 1e-5  # standard deviations; states no further apart are one
@@ -114,9 +114,9 @@ def check_alignment(agent: Agent, steps: Steps, batch: int) -> dict[str, float]:
 
 def _shown(agent: Agent, steps: Steps, rows: np.ndarray) -> tuple[Tensor, Tree, Tree]:
     """(h, what is seen, the agent's state) of some steps."""
-    device = next(agent.parameters()).device if isinstance(agent, torch.nn.Module) else torch.device("cpu")
-    obs = {name: torch.from_numpy(values[rows]).to(device) for name, values in steps.obs.items()}
     state = agent.initial(len(rows))
+    device = next(leaves(state)).device
+    obs = {name: torch.from_numpy(values[rows]).to(device) for name, values in steps.obs.items()}
     if steps.state_NS is not None:
         state = unflatten(torch.from_numpy(steps.state_NS[rows]).to(device), state)
     return torch.from_numpy(steps.h_NH[rows]).to(device), agent.encode(obs), state

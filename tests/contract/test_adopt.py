@@ -33,6 +33,7 @@ from agents.load import load_agent
 from agents.play import Chooser, Exploration, play
 from agents.record import RecordConfig, main as record, record_episodes
 from agents.recurrent import AgentConfig, RecurrentAgent
+from analysis.patching.__main__ import PatchingConfig, main as patching
 from analysis.probes.__main__ import ProbesConfig, words_of
 from analysis.probes.baselines import baselines_of
 from analysis.similarity.__main__ import SimilarityConfig, main as similarity
@@ -154,7 +155,7 @@ def test_a_policy_of_rules_without_a_value_is_adopted_without_weights(tmp_path: 
     assert logits.tolist() == [[-8, 8]] and value.tolist() == [0]
 
 
-def test_an_agent_of_rules_is_not_its_own_control(tmp_path: Path) -> None:
+def test_an_agent_of_rules_is_not_its_own_control_and_is_patched(tmp_path: Path) -> None:
     """Itself was told to be "itself, weights shuffled", from which nothing that it knows differs."""
     (tmp_path / "rules.py").write_text(RULES)
     runs = {name: tmp_path / name for name in ("run", "other", "rollouts", "out")}
@@ -174,6 +175,9 @@ def test_an_agent_of_rules_is_not_its_own_control(tmp_path: Path) -> None:
         assert "random" not in words_of(ProbesConfig(block="last"), store, agent)
         with pytest.raises(UserError, match="--inputs random: the agent that was recorded has no weights"):
             words_of(ProbesConfig(inputs=("h", "random")), store, agent)
+    sizes = {"pca_size": 2, "states": 16, "controls": 99, "resamples": 99, "threads": 1}
+    patching(PatchingConfig(extraction=runs["rollouts"], policy=runs["run"], out=tmp_path / "patching", **sizes))
+    assert len(artefacts.Result.load(tmp_path / "patching").tables["patching"]) == 4  # two directions, a head and all
 
 
 class RoundsByThePast(Lstm):
