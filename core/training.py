@@ -351,10 +351,20 @@ def check_same(config: Any, out: Path, stage: str, fixed: Sequence[str]) -> None
         for part in key.split("."):
             was, is_, given = was.get(part), is_[part], getattr(given, part, None)
         if was != is_ and not cli.says(was, given):
-            while isinstance(was, dict) and isinstance(is_, dict):
-                part = next(k for k in {**was, **is_} if was.get(k) != is_.get(k))
-                key, was, is_ = f"{key}.{part}", was.get(part), is_.get(part)
-            raise UserError(f"--resume: {key} was {was!r} and is now {is_!r}; start another run for that")
+            raise UserError(f"--resume: {_differing(key, was, is_, given)}; start another run for that")
+
+
+def _differing(key: str, was: Any, is_: Any, given: Any) -> str:
+    """The first setting of a group that differs, in words.  was, is_: as JSON; given: as it is."""
+    if isinstance(was, dict) and isinstance(is_, dict):
+        for k in {**was, **is_}:
+            one = given.get(k) if isinstance(given, Mapping) else getattr(given, k, None)
+            if k not in is_ or k not in was:
+                before, now = (repr(x[k]) if k in x else "not set" for x in (was, is_))
+                return f"{key}.{k} was {before} and is now {now}"
+            if was[k] != is_[k] and not cli.says(was[k], one):
+                return _differing(f"{key}.{k}", was[k], is_[k], one)
+    return f"{key} was {was!r} and is now {is_!r}"
 
 
 def _begun_with(config: Any, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -152,6 +152,11 @@ def test_a_resume_of_other_settings_names_the_one_that_differs(tmp_path: Path) -
     open_run(Training(out=out), "train", {}, ("ppo",)).finish()
     with pytest.raises(UserError, match=r"^--resume: ppo.total_steps was 4096 and is now 8192; start another run"):
         check_same(Training(out=out, ppo=Sized(8192)), out, "train", ("seed", "ppo"))
+    saved = json.loads((out / "config.json").read_text())
+    saved["config"]["ppo"] |= {"left": None}
+    (out / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"^--resume: ppo.left was None and is now not set; start another run"):
+        check_same(Training(out=out), out, "train", ("seed", "ppo"))
 
 
 def test_a_state_of_an_earlier_version_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
