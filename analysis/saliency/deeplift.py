@@ -151,15 +151,16 @@ def _varies(node: fx.Node) -> bool:
 
 @torch.no_grad()
 def batch_axes(graph: fx.GraphModule, like: Sequence[Tensor]) -> dict[fx.Node, int]:
-    """Which axis of a value holds the frames and baselines (of some agents' not the first): where halving the first of
-    them in ``like`` changes the first part of the axis alone, and halving the last the last.  The first axis where
+    """Which axis of a value holds the frames and baselines (of some agents' not the first): where other numbers in the
+    first of them in ``like`` change the first part of the axis alone, and in the last the last.  The first axis where
     neither changes anything; a value without such an axis is not there."""
     rows = len(like[0])
     runs = [fx.Interpreter(graph) for _ in range(3)]
     for run, row in zip(runs, (None, 0, rows - 1), strict=True):
         inputs = [x.clone() for x in like]
         for x in inputs if row is not None else ():
-            x[row] = x[row] / 2 if x.is_floating_point() else x[row]
+            if x.is_floating_point():  # a frame of zeros, too; what is from 0 to 1 stays there
+                x[row] = x[row] / 2 + torch.linspace(0.1, 0.5, x[row].numel()).to(x).reshape(x[row].shape)
         run.args_iter = iter(inputs)
     out: dict[fx.Node, int] = {}
     for node in graph.graph.nodes:

@@ -220,14 +220,15 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def explained(net: nn.Module, x: Tensor, baseline: Tensor) -> tuple[Tensor, Tensor]:
-    """(maps, change of the output) of captum's DeepLift with our rules."""
+def explained(net: nn.Module, x: Tensor, baseline: Tensor, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(maps, change of the output) of captum's DeepLift with our rules.  like: what is traced, if not these."""
     from captum.attr import DeepLift
 
     class Traced(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.graph = modules_of(lambda both: net(both)[:, 0], [torch.cat([x, baseline])])
+            traced = torch.cat([x, baseline]) if like is None else like
+            self.graph = modules_of(lambda both: net(both)[:, 0], [traced])
 
         def forward(self, seen: Tensor) -> Tensor:
             y: Tensor = self.graph(seen) if len(seen) == 2 * len(x) else net(seen)[:, 0]
@@ -257,6 +258,14 @@ def test_a_batch_that_is_not_the_first_axis_is_told_from_one_that_is(rows: int) 
         net = net.to(F64).requires_grad_(False)
         maps, change = explained(net, *torch.randn(2, rows, X, dtype=F64))
         torch.testing.assert_close(maps.sum(1), change, rtol=1e-9, atol=1e-11)
+
+
+def test_a_batch_that_is_not_the_first_axis_is_found_in_frames_of_zeros() -> None:
+    """Which stay what they are when they are halved."""
+    net = tower(Does(FUNCTIONS["greatest as columns"])).to(F64).requires_grad_(False)
+    x, baseline = torch.randn(2, N, X, dtype=F64)
+    maps, change = explained(net, x, baseline, like=torch.zeros(2 * N, X, dtype=F64))
+    torch.testing.assert_close(maps.sum(1), change, rtol=1e-9, atol=1e-11)
 
 
 def test_what_is_traced_runs_in_another_order_in_memory() -> None:
