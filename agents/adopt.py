@@ -131,8 +131,9 @@ class Checked:
         return logits, value
 
 
-def check(agent: Agent, obs: Sequence[Batch]) -> None:
-    """UserError, one line that names the rule, unless the agent keeps core.contracts.Agent.
+def check(agent: Agent, obs: Sequence[Batch]) -> list[str]:
+    """What is to be told of an agent that keeps core.contracts.Agent; of another UserError, one line that names the
+    rule.
 
     obs: BATCHES observations of ROWS rows, of its world.  The agent is in eval mode, on the CPU.
     """
@@ -147,7 +148,7 @@ def check(agent: Agent, obs: Sequence[Batch]) -> None:
         _check_rows(call, obs[-1], states[0])
         _check_frames(call, obs[-1])
         _check_replacing(call, obs[-1], states[0], none)
-    _check_gradients(call, obs[-1], states, none)
+    return _check_gradients(call, obs[-1], states, none)
 
 
 def _check_points(agent: Agent) -> None:
@@ -257,8 +258,9 @@ def _check_replacing(call: Checked, obs: Batch, state: Tree, none: Tensor) -> No
                 raise broken("points", f"replaced({point!r}) by what read gave changes logits or value")
 
 
-def _check_gradients(call: Checked, obs: Batch, states: tuple[Tree, Tree], none: Tensor) -> None:
+def _check_gradients(call: Checked, obs: Batch, states: tuple[Tree, Tree], none: Tensor) -> list[str]:
     """From logits and value to h, to float observations and, where the past matters, to the state before."""
+    notes = []
     agent = call.agent
     scaled = {k: v.clone().requires_grad_(v.is_floating_point()) for k, v in _floats(obs).items()}
     before = each(lambda x: x.clone().requires_grad_(x.is_floating_point()), states[0])
@@ -273,12 +275,14 @@ def _check_gradients(call: Checked, obs: Batch, states: tuple[Tree, Tree], none:
     past = [x for x in leaves(before) if x.requires_grad]
     for i, (name, out) in enumerate((("logits", logits), ("value", value))):
         if name == "value" and (torch.cat([out, other[i], at_h[i]]) == out[0]).all():
-            continue  # a policy without a value
+            notes.append(f"its value is always {float(out[0]):g}: it is taken for a policy without one")
+            continue
         _flows(at_h[i], [h], f"{name} to h")
         if fields:
             _flows(out, fields, f"{name} to the observation")
         if past and not _close(out, other[i]):  # float32 rounds what is added and taken away
             _flows(out, past, f"{name} to the state before, which matters to them")
+    return notes
 
 
 def _flows(out: Tensor, sources: Sequence[Tensor], what: str) -> None:
@@ -384,7 +388,7 @@ def main(config: AdoptConfig) -> None:
     module = source.run(("make_agent",))
     agent = build(module, source, spec)
     fill_or_none(agent, "agent", module, tensors, config.weights, config.module)
-    check(agent, observations(spec, config.seed))
+    notes = check(agent, observations(spec, config.seed))
     with artefacts.new_run(config.out, STAGE, config, overwrite=config.overwrite) as run:
         file = config.weights
         origin = None if file is None else {"file": file.name, "sha256": hash_of(file)}
@@ -393,7 +397,7 @@ def main(config: AdoptConfig) -> None:
         modules = {source.name: source.sha256} | ({world.name: world.sha256} if world is not None else {})
         run.facts = {"agent": fingerprint(agent), "modules": modules}
         run.record("parameters", artefacts.parameter_count(agent), "parameters")
-    points = ", ".join(f"{name} {width}" for name, width in agent.points.items())
+    points = "; ".join([", ".join(f"{name} {width}" for name, width in agent.points.items()), *notes])
     print(f"adopted {config.module} for {spec.env_id} (points: {points}; SHA-256 {source.sha256[:16]}): {config.out}")
 
 

@@ -148,11 +148,15 @@ def make_agent(spec):
 """
 
 
-def test_a_policy_of_rules_without_a_value_is_adopted_without_weights(tmp_path: Path) -> None:
+def test_a_policy_of_rules_without_a_value_is_adopted_without_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And told to have none: of a value that was lost (weights of zeros) this says so."""
     (tmp_path / "rules.py").write_text(RULES)
     main(AdoptConfig(module=tmp_path / "rules.py", env="gymnasium/CartPole-v1", out=tmp_path / "run", threads=1))
     logits, value = load_agent(tmp_path / "run").heads(None, torch.tensor([[0.0, 0, 1, 0]]))
     assert logits.tolist() == [[-8, 8]] and value.tolist() == [0]
+    assert "(points: h 4; its value is always 0: it is taken for a policy without one; SHA-" in capsys.readouterr().out
 
 
 def test_an_agent_of_rules_is_not_its_own_control_and_is_patched(tmp_path: Path) -> None:
