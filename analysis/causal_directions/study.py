@@ -29,6 +29,7 @@ CARRIED = (NOTHING, WHOLE, CAUSAL, VARYING, PROBE, MEAN)  # what other edits are
 SUFFICIENT = 0.8  # of the whole state's interchange accuracy: what the lower end of a rank's must reach
 LEAST_LEVELS = 6  # on each half: fewer cannot say anything at level 0.05
 LATER_DRAWS = 5  # of the random subspaces: runs of the real game cost more than a step
+LEAST_KL = 0.005  # nats: of less, actions' probabilities change by less than 0.05 in all (Pinsker), a share of interest
 JACOBIANS = 64  # states at which the heads' derivatives are taken
 ACCURACY, AGREEMENT, KL, VALUE = "interchange accuracy", "agreement", "kl", "value error"
 BACK_ACCURACY, BACK_KL = "interchange accuracy back", "kl back"
@@ -171,10 +172,11 @@ def unit_of(name: str) -> str:
 def estimated(found: Measured, level_N: np.ndarray, edit: str, rng: np.random.Generator) -> list[dict[str, Any]]:
     """A row a method, rank and measure, with intervals over whole levels."""
     rows = []
+    told = _told(found, level_N)
     for (name, rank), values in found.items():
         numbers = {q: _estimate(q, x, level_N, rng) for q, x in values.items()}
         for q in [q for q in values if q.startswith(KL) and q != BACK_KL]:
-            plain = found[NOTHING, 0][q] if _told(found, q) else np.full(len(values[q]), np.nan)
+            plain = found[NOTHING, 0][q] if q in told else np.full(len(values[q]), np.nan)
             numbers[f"recovered {q}"] = _recovered(values[q], plain, level_N, rng)
         rows += [{"edit": edit, "method": name, "rank": rank, "measure": q, "value": e.value, "low": e.low,
                   "high": e.high, "unit": "share" if q.startswith("recovered") else unit_of(q), "n": e.n}
@@ -182,13 +184,22 @@ def estimated(found: Measured, level_N: np.ndarray, edit: str, rng: np.random.Ge
     return rows
 
 
-def _told(found: Measured, measure: str) -> bool:
-    """Whether unpatched pairs differ in this beyond rounding: what is not there is not taken away."""
-    all_least = {KL: subspaces.LEAST_KL, VALUE: subspaces.LEAST_VALUE}
-    least = next((x for name, x in all_least.items() if measure.startswith(name)), 0.0)
-    known = found[NOTHING, 0][measure]
-    known = known[~np.isnan(known)]
-    return not len(known) or bool(known.mean() >= least)
+def _told(found: Measured, level_N: np.ndarray) -> list[str]:
+    """The measures in which unpatched pairs differ: what is not there is not taken away.
+
+    Divergences are there unless their 95 % interval lies below the smallest of interest; values, beyond rounding.
+    """
+    out = []
+    for q, x_N in found[NOTHING, 0].items():
+        there = ~np.isnan(x_N)
+        if q.startswith(KL) and there.any():
+            high = means(x_N[there, None], level_N[there], rng=np.random.default_rng(0)).estimates()[0].high
+            if high < LEAST_KL or x_N[there].mean() < subspaces.LEAST_KL:
+                continue
+        if q.startswith(VALUE) and there.any() and x_N[there].mean() < subspaces.LEAST_VALUE:
+            continue
+        out.append(q)
+    return out
 
 
 def _estimate(name: str, x_N: np.ndarray, level_N: np.ndarray, rng: np.random.Generator) -> Estimate:
@@ -215,13 +226,14 @@ def compared(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The causal subspace less every other one of its rank, pair by pair."""
     rows = []
+    told = _told(found, level_N)
     ranks = [rank for name, rank in found if name == CAUSAL]
     for rank in ranks:
         mine = found[CAUSAL, rank]
         for (name, other), values in found.items():
             if name == CAUSAL or other != rank and name not in (WHOLE, NOTHING):
                 continue
-            for q in [q for q in mine if q not in (AGREEMENT, BACK_ACCURACY, BACK_KL) and _told(found, q)]:
+            for q in [q for q in mine if q not in (AGREEMENT, BACK_ACCURACY, BACK_KL) and q in told]:
                 change = mine[q] - values[q]
                 there = ~np.isnan(change)
                 if not there.any():
@@ -268,6 +280,17 @@ def _share(e: Estimate) -> str:
     return in_text(e, of="levels") if e.n else "an unknown share (no level tells)"
 
 
+def _little(rows: Sequence[Mapping[str, Any]], edit: str, measure: str) -> str:
+    """How little of a divergence there is, where there is none of interest (``_told``); else nothing."""
+    plain = estimate_of(rows, edit, NOTHING, 0, measure)
+    if not plain.n or estimate_of(rows, edit, WHOLE, None, f"recovered {measure}").n:
+        return ""
+    return (
+        f"the divergence from the edited world's policy is {in_text(plain, of='levels')} nats, the smallest of "
+        f"interest {LEAST_KL:g}"
+    )
+
+
 def sentences(
     rows: Sequence[Mapping[str, Any]], edit: str, ranks: Sequence[int], least: int | None, horizon: int,
     guards: Mapping[int, subspaces.Guard],
@@ -290,13 +313,17 @@ def sentences(
     after = f"{_share(late)} {when} (the whole state: {_share(whole_late)})"
     if whole_late[:3] == (0, 0, 0):  # in no pair anything
         after = f"nothing {when}, as the whole state does: what is exchanged lasts no longer"
+    first = f"the patch takes away {_share(kl)} of the divergence from the edited world's policy at once"
+    if little := _little(rows, edit, KL):
+        first = f"there is nothing to take away at once ({little})"
+    if little := _little(rows, edit, f"{KL}@1..{horizon}"):
+        after = f"there is nothing to take away {when} ({little})"
     back = estimate_of(rows, edit, CAUSAL, rank, BACK_ACCURACY)
     held = guards[rank]
     inside = estimate_of(rows, edit, VARYING, rank, ACCURACY)
     return [
         f"{head}.",
-        f"At rank {rank} the patch takes away {_share(kl)} of the divergence from the edited world's "
-        f"policy at once, and {after}; patched back it restores {_share(back)} of the actions.",
+        f"At rank {rank} {first}, and {after}; patched back it restores {_share(back)} of the actions.",
         f"{held.varying:.3g} of it lies where recorded states vary, {held.read:.3g} where the heads read; with the "
         f"part where states vary alone the accuracy is {_share(inside)}.",
     ]
@@ -306,12 +333,11 @@ def text_of_transfer(rows: Sequence[Mapping[str, Any]], edit: str, rank: int) ->
     """How the same subspace does with another edit."""
     accuracy = estimate_of(rows, edit, CAUSAL, rank, ACCURACY)
     kl = estimate_of(rows, edit, CAUSAL, rank, f"recovered {KL}")
+    little = _little(rows, edit, KL)
+    taken = f"nothing to take away at once ({little})" if little else f"recovered {_share(kl)} of the KL at once"
     if accuracy.n == 0:
-        return f"'{edit}' (transfer): no pair's likeliest action differs; {_share(kl)} of the KL recovered."
-    return (
-        f"'{edit}' (transfer, rank {rank}): interchange accuracy {in_text(accuracy, of='levels')}; recovered "
-        f"{_share(kl)} of the KL at once."
-    )
+        return f"'{edit}' (transfer): no pair's likeliest action differs; {taken}."
+    return f"'{edit}' (transfer, rank {rank}): interchange accuracy {in_text(accuracy, of='levels')}; {taken}."
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from analysis.causal_directions.study import (
     seek,
     sentences,
     smallest,
+    text_of_transfer,
     with_q,
 )
 from analysis.causal_directions.subspaces import Exchange, FitOptions, Readout, along
@@ -120,8 +121,23 @@ def test_what_only_the_value_reads_is_found_and_nothing_is_said_of_actions(seed:
     assert np.isnan(estimate_of(estimated(got, levels, "e", rng), "e", CAUSAL, 1, f"recovered {KL}").value)
     assert {row["measure"] for row in compared(got, levels, "e", rng)} == {VALUE}
     said = sentences(estimated(got, levels, "e", rng), "e", (1,), None, 4, found.guards)
-    assert "the patch takes away an unknown share (no level tells) of the divergence" in said[1]
+    assert "there is nothing to take away at once (the divergence from the edited world's policy is " in said[1]
     assert "nan" not in " ".join(said)
+
+
+@pytest.mark.parametrize("scale, there", [(1e-3, False), (1.0, True)])
+def test_of_less_than_is_of_interest_no_share_is_said_to_be_taken_away(scale: float, there: bool) -> None:
+    """An agent that hardly acts on it (an untrained one): all of next to nothing is nothing."""
+    rng = np.random.default_rng(0)
+    plain = scale * rng.uniform(0.02, 0.06, 24)
+    found = {(NOTHING, 0): {KL: plain, f"{KL}@1..4": plain}}
+    found |= {(name, rank): {q: 0.001 * x for q, x in found[NOTHING, 0].items()}
+              for name, rank in ((WHOLE, 8), (CAUSAL, 1), (RANDOM, 1))}  # fmt: skip
+    rows = estimated(found, np.arange(24), "e", rng)
+    said = sentences(rows, "e", (1,), None, 4, {1: subspaces.Guard(1, 1, None, None)})[1]
+    nothing = "nothing to take away"
+    assert said.count(nothing) == 2 * (not there) and ("takes away 0.999" in said) == there
+    assert (nothing in text_of_transfer(rows, "e", 1)) == (not there) == (not compared(found, np.arange(24), "e", rng))
 
 
 def test_what_is_patched_back_undoes_it() -> None:
