@@ -10,8 +10,9 @@ if not __package__:  # run by its path, where the imports below fail
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -37,6 +38,7 @@ from core.trees import Tree, detached, each, on, rows_of
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
+TRAININGS = ("nmmo", "craftax")  # beside Procgen's, which has no word
 # what --resume may not change
 FIXED: tuple[str, ...] = ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps")
 
@@ -348,15 +350,28 @@ def train_agent(
     print(f"trained {trainer.step:,} steps in {trainer.wall() / 60:.1f} min: {run.path}")
 
 
+def late_word(argv: Sequence[str]) -> str:
+    """The name of a training that does not come first and is no flag's value; '' where there is none."""
+    switches = {"debug", *(flag[2:] for flag in cli.switches(TrainConfig))}
+    for before, word in pairwise(argv):
+        takes = before.startswith("-") and "=" not in before and name_of(before).removeprefix("no_") not in switches
+        if word in TRAININGS and not takes:
+            return word
+    return ""
+
+
 def choose(argv: list[str]) -> None:
     """``nmmo ...`` trains (or films) policies of Neural MMO, agents/nmmo_train.py; ``craftax ...`` an agent in Craftax,
     agents/craftax_train.py; anything else a Procgen agent, unless it has flags that only one of the other two has.
 
     --debug is a run of debug size in each, whatever other presets say."""
     kind = argv[0] if argv and not argv[0].startswith("-") else ""
-    if kind not in ("", "nmmo", "craftax"):
-        print(f"error: no training {kind!r}{cli.nearest(kind, ('nmmo', 'craftax'))}: say train.py nmmo or train.py "
+    if kind not in ("", *TRAININGS):
+        print(f"error: no training {kind!r}{cli.nearest(kind, TRAININGS)}: say train.py nmmo or train.py "
               "craftax, or of Procgen train.py --game NAME", file=sys.stderr)  # fmt: skip
+        sys.exit(2)
+    if not kind and (late := late_word(argv)):
+        print(f"error: {late!r} comes first: train.py {late}, and then its flags", file=sys.stderr)
         sys.exit(2)
     rest = argv[1:] if kind else argv
     if not kind and (kind := train_of(argv)):

@@ -201,7 +201,8 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
     rest: list[str] = []
     read: list[str] = []  # a user's files
     bf16_by_preset = False
-    argv, notes, dropped = earlier.translated(argv, stage)
+    typed = argv
+    argv, notes, dropped = earlier.translated(typed, stage)
     words = iter(argv)
     for word in words:
         name, equals, value = word.partition("=")
@@ -258,7 +259,7 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
     except SystemExit as end:
         if end.code in (None, 0):  # --help
             raise
-        raise UserError(_said_in_box(said.getvalue())) from None
+        raise UserError(earlier.as_typed(_said_in_box(said.getvalue()), typed, stage)) from None
     earlier.check_dropped(dropped, config)
     unread = getattr(config, "unread", ())  # inputs that what it is to make has no use for
     for note in (*notes, *_from_the_demo(to_json(config), {k: v for k, v in demo.items() if k not in unread})):
@@ -410,7 +411,7 @@ def _keys(config: Mapping[str, Any]) -> Iterator[str]:
 def _meant(word: str, cls: type, flags: Collection[str]) -> str:
     """What a flag that does not exist was meant to be; of --no_X, a switch that can be off."""
     name = earlier.name_of(word)
-    return mistyped(f"--{name}", [*flags, *(f"--no_{flag[2:]}" for flag in _switches(cls))])
+    return mistyped(f"--{name}", [*flags, *(f"--no_{flag[2:]}" for flag in switches(cls))])
 
 
 def _flag_name(word: str) -> str:
@@ -426,11 +427,11 @@ def _flags(cls: type, top: bool = True) -> list[str]:
     return out
 
 
-def _switches(cls: type) -> list[str]:
+def switches(cls: type) -> list[str]:
     """The flags that are on or off."""
     out = []
     for name, hint in typing.get_type_hints(cls).items():
-        out += _switches(hint) if dataclasses.is_dataclass(hint) else [f"--{name}"] * (hint is bool)  # type: ignore[arg-type]
+        out += switches(hint) if dataclasses.is_dataclass(hint) else [f"--{name}"] * (hint is bool)  # type: ignore[arg-type]
     return out
 
 

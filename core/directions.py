@@ -7,7 +7,8 @@ analysis.shared.directions' work; this is what recorder, simulator and intervent
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,14 @@ class Basis:
             return self.labels[found[1]]
 
         return re.sub(rf"\b{self.kind}:({LABEL})", number, text)
+
+    @contextmanager
+    def wording(self) -> Iterator[None]:
+        """A UserError that is raised within calls directions by their labels, as ``worded``."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(self.worded(str(error))) from None
 
     def worded(self, said: Any) -> Any:
         """A text, or lists and dicts of such, in which directions with labels are called by these, as

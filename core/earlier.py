@@ -7,6 +7,7 @@ more.  Scripts: files by their old names print the command of today (``say``).
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -290,6 +291,16 @@ def translated(argv: Sequence[str], stage: str) -> tuple[list[str], list[str], l
         out += [f"{called}={of_today[0]}", *of_today[1:]] if "=" in group[0] else [called, *of_today]
     said = [f"note: {', '.join(flags)} means nothing here: {says}" for says, flags in notes.items()]
     return out, said, dropped
+
+
+def as_typed(said: str, argv: Sequence[str], stage: str) -> str:
+    """What is wrong with a command line in today's names, with the names in brackets that were typed in their place."""
+    table = FLAGS.get(stage, {})
+    for group, name, _ in _grouped(argv):
+        if isinstance(to := table.get(name), str):
+            today = re.escape(f"--{to.partition('=')[0]}")
+            said = re.sub(rf"('?){today}\b\1", rf"\g<0> (typed as {group[0].partition('=')[0]})", said)
+    return said
 
 
 def check_dropped(dropped: Sequence[Dropped], config: Any) -> None:

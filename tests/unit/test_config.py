@@ -320,6 +320,24 @@ def test_a_training_that_there_is_not_is_one_line(word: str, hint: str, capsys: 
     assert end.value.code == 2 and said.startswith(f"error: no training '{word}'{hint}: ") and "--game NAME\n" in said
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--preset", "debug", "craftax"], "'craftax' comes first: train.py craftax, and then its flags\n"),
+        (["--debug", "nmmo"], "'nmmo' comes first: "),
+        (["--seed=1", "nmmo", "--overwrite"], "'nmmo' comes first: "),
+        (["--cell", "lstm"], "invalid choice 'lstm' for argument '--recurrence' (typed as --cell). Expected one of"),
+    ],
+)
+def test_what_is_typed_out_of_place_or_by_an_earlier_name_is_called_so(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        train.choose(argv)
+    assert f"error: {says}" in capsys.readouterr().err
+    assert not train.late_word(["--out", "craftax", "--preset", "debug"])  # a flag's value
+
+
 def test_the_script_trains_at_debug_size_with_debug_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

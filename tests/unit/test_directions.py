@@ -73,6 +73,8 @@ def test_directions_with_labels_are_named_by_them_too() -> None:
     )
     rows = {"oblique:2@8": [{"direction": "oblique:0", "amount": 2.0}], "none": None}
     assert labelled.worded(rows) == {"oblique:health@8": [{"direction": "oblique:row", "amount": 2.0}], "none": None}
+    with pytest.raises(UserError, match="^hypothesis 'shift oblique:health by 2'"), labelled.wording():
+        raise UserError("hypothesis 'shift oblique:2 by 2': no event")  # as everything behind the parser calls it
     angle = replace(basis(1), facts={"targets": {"oblique:0": "sin(coin_bearing)"}})  # as it is said it is read
     assert angle.numbered(angle.worded("collapse oblique:0 on value"), "x") == "collapse oblique:0 on value"
     assert find_direction("oblique:sin(coin_bearing)", lambda kind: angle, "oblique") == ("oblique", 0)

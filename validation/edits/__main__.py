@@ -15,6 +15,7 @@ if not __package__:  # run by its path, where the imports below fail
     sys.exit(2)
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,7 +140,8 @@ def main(config: EditsConfig) -> None:
         directions = tuple(direction_ids(config.directions, basis, "--directions"))
         basis.check(directions)
     rule = None if config.behaviours is None else load_rule(config.behaviours, fingerprint(agent)).to(device)
-    hypotheses, events = parsed(config, agent.spec, basis, rule)
+    with nullcontext() if basis is None else basis.wording():
+        hypotheses, events = parsed(config, agent.spec, basis, rule)
     options = EditOptions(
         hypotheses=hypotheses, starts=config.starts, horizon=config.horizon, latest=config.latest_start,
         seed=config.seed, greedy=config.greedy, events=events, directions=directions, controls=config.controls,

@@ -243,12 +243,14 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
     asks = asks_truth(options) or bool(config.world_edits or config.shown_edits)
     truth = names_told(pool(agent.spec, config, told=True), agent.spec, config.starts) if asks else ()
     edits = parse_world_edits(config.world_edits, truth) + parse_world_edits(config.shown_edits, truth, shown=True)
-    hypotheses, events = parse_study(options, basis, agent.spec, rule, truth)
+    with basis.wording():
+        hypotheses, events = parse_study(options, basis, agent.spec, rule, truth)
     told = bool(matched_in(hypotheses)) or any(event.truths for event in events)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         pools = pool(agent.spec, config, told=told), pool(agent.spec, config, choosing=True, told=told)
         doubted = held_out_facts(agent.spec)
-        result = alone(agent, pools, basis, options, device, rule, config.who, truth, edits)
+        with basis.wording():
+            result = alone(agent, pools, basis, options, device, rule, config.who, truth, edits)
         result.notes["warnings"] += doubted.values()
         result.notes["warnings"] += shared_levels(config) if agent.spec.env_id.startswith("procgen/") else []
         call_by_label(result, basis)
@@ -289,14 +291,16 @@ def main(config: InterventionsConfig) -> None:
     if config.behaviours is not None:
         names = load_behaviours(config.behaviours).names
         rule = rule_of(config, name, device)
-    parse_study(options, basis, simulator.world.spec, rule)
     spec = simulator.world.spec
+    with basis.wording():
+        parse_study(options, basis, spec, rule)
     with artefacts.new_run(config.out, STAGE, config, inputs, overwrite=config.overwrite) as run:
         doubted = held_out_facts(spec)
-        result = study(
-            simulator, pool(spec, config), basis, options, device, rule, pool(spec, config, choosing=True),
-            members=members,
-        )  # fmt: skip
+        with basis.wording():
+            result = study(
+                simulator, pool(spec, config), basis, options, device, rule, pool(spec, config, choosing=True),
+                members=members,
+            )  # fmt: skip
         result.notes["warnings"] += [*doubted.values(), *shared_levels(config)]
         if rule is not None:
             behaviour_N = rule(torch.from_numpy(result.arrays["h"]).to(device)).cpu().numpy()
