@@ -287,6 +287,7 @@ class ContextWorld(nn.Module):
         super().__init__()
         self.config, self.spec, self.memory_size, self.bounded = config, spec, memory_size, bounded
         self.fields = one_frame(spec, "context")
+        config.require_cells()
         ((self.name, self.field),) = self.fields.items()
         self.latent_size, self.initial_frames = config.latent_size, config.initial_frames
         if self.initial_frames < 2:

@@ -35,6 +35,7 @@ class GridWorld(RSSMWorld):
 
     def build(self) -> None:
         config, a, h = self.config, self.spec.n_actions, self.memory_size
+        config.require_cells()
         d, width, z = config.deterministic_size, config.hidden_size, config.latent_size
         encoder = MapEncoder(config.depth)
         self.encoder = encoder

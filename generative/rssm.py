@@ -68,8 +68,11 @@ class ModelConfig:
                     trunk_blocks=self.trunk_blocks)  # fmt: skip
         if self.motions not in (1, 2):
             raise UserError(f"--motions is 1 or 2, not {self.motions}")
+
+    def require_cells(self) -> None:
+        """UserError for sizes that a layout of cells cannot have.  It is asked of worlds that can be simulated so."""
         for name in ("deterministic_size", "groups", "latent_size"):
-            if self.layout in ("grid", "context") and getattr(self, name) % CELLS:
+            if getattr(self, name) % CELLS:
                 raise UserError(f"--{name} must be a multiple of {CELLS} on a {self.layout}, not {getattr(self, name)}")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.contracts import UserError
+from core.contracts import EnvSpec, Field, UserError
 from core.roll import gumbel
+from generative.context import ContextWorld
+from generative.grid import GridWorld
 from generative.losses import uniformity
 from generative.nets import CELLS, MapDecoder, MapEncoder, clamp_straight_through, from_map, to_map
 from generative.rssm import RSSM, GridRSSM, ModelConfig, choose, kl
@@ -77,7 +79,18 @@ def test_far_cells_hear_of_the_action() -> None:
 
 def test_a_grid_wants_sizes_for_all_cells() -> None:
     with pytest.raises(UserError, match="groups must be a multiple of 64"):
-        ModelConfig(layout="grid", deterministic_size=64, groups=32, latent_size=64)
+        ModelConfig(layout="grid", deterministic_size=64, groups=32, latent_size=64).require_cells()
+
+
+@pytest.mark.parametrize(("layout", "kind"), [("grid", GridWorld), ("context", ContextWorld)])
+@pytest.mark.parametrize(("pixels", "says"), [(63, "is for worlds that show one image of 64 x 64 x 3 alone"),
+                                              (64, "deterministic_size must be a multiple of 64")])  # fmt: skip
+def test_what_no_size_could_mend_is_said_first(layout: str, kind: type, pixels: int, says: str) -> None:
+    config = ModelConfig(layout=layout, deterministic_size=24, groups=8, latent_size=8)
+    spec = EnvSpec(env_id="own", slots=1, obs={"frame": Field(shape=(pixels, pixels, 3), dtype="uint8")},
+                   action_names=tuple("abcd"))  # fmt: skip
+    with pytest.raises(UserError, match=says):
+        kind(config, spec, 8)
 
 
 def test_choose_is_one_hot_with_the_gradient_of_the_probabilities() -> None:
