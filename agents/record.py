@@ -110,6 +110,11 @@ class RecordConfig:
     overwrite: bool = False
     """replace an earlier recording in --out"""
 
+    @property
+    def overruled(self) -> dict[str, str]:
+        """Settings that do not count here, and why."""
+        return {} if self.num_steps is None else {"episodes": f"--num_steps {self.num_steps} is in its place"}
+
 
 def place_of(spec: EnvSpec, split: str, maps: Path) -> dict[str, Any]:
     """The world's options that say where it is played, beside its levels."""

@@ -264,6 +264,9 @@ def parse(cls: type[C], argv: list[str], stage: str, debug: str = "shows where a
     unread = getattr(config, "unread", ())  # inputs that what it is to make has no use for
     for note in (*notes, *_from_the_demo(to_json(config), {k: v for k, v in demo.items() if k not in unread})):
         print(note, file=sys.stderr)
+    for flag, why in getattr(config, "overruled", {}).items():  # by another setting
+        if f"--{flag}" in given:
+            print(f"note: --{flag} means nothing here: {why}", file=sys.stderr)
     _check_values(config)
     config = precision.settled(config, bf16_by_preset and "--bf16" not in given)
     if getattr(config, "threads", 1) < 1:

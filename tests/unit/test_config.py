@@ -19,7 +19,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from agents import nmmo_train, train
+from agents import nmmo_train, record, train
 from agents.train import STAGE, TrainConfig
 from core import artefacts, stages
 from core.config import device_of, from_json, merge, nearest, parse, preset, require_accelerator, run, to_json
@@ -336,6 +336,24 @@ def test_what_is_typed_out_of_place_or_by_an_earlier_name_is_called_so(
         train.choose(argv)
     assert f"error: {says}" in capsys.readouterr().err
     assert not train.late_word(["--out", "craftax", "--preset", "debug"])  # a flag's value
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            ["--num_steps", "10", "--episodes", "4"],
+            "note: --episodes means nothing here: --num_steps 10 is in its place\n",
+        ),
+        (["--num_steps", "10", "--preset", "debug"], ""),  # nobody typed the preset's
+        (["--episodes", "4"], ""),
+    ],
+)
+def test_of_steps_and_episodes_it_is_said_which_count(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse(record.RecordConfig, ["--agent", "runs/mine", *argv], record.STAGE)
+    assert capsys.readouterr().err == said
 
 
 def test_the_script_trains_at_debug_size_with_debug_and_says_so(
