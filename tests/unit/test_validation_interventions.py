@@ -693,6 +693,12 @@ def test_a_sentence_says_no_more_than_was_tested():
         said = verdicts.sentence("confirmed", {**parts, **weak})
         assert said == "it holds in the real world; that a world was needed to foretell it is not shown"
     assert verdicts.sentence("open", {**parts, "special": "open"}) == "open: whether it is special"
+    refuted = {there: verdicts.sentence("refuted", {**parts, "exists": there}) for there in ("yes", "no", "open")}
+    assert refuted == {  # an effect may be seen all the same
+        "yes": "the real world refutes the size that was foretold",
+        "no": "the real world refutes it: one was foretold, and there is none of interest",
+        "open": "the real world refutes the size that was foretold; whether it exists is open",
+    }
 
 
 def test_p_of_being_special_counts_itself():

@@ -166,8 +166,9 @@ def main(config: EditsConfig) -> None:
     if (levels := result.notes["levels"]) < config.starts:
         print(f"note: the {config.starts} starts are of {levels} levels; those of one level are no independent units: "
               "intervals are about these levels alone")  # fmt: skip
-    seen = sum(row["exists"] == "yes" for row in result.tables["effects"])
-    print(f"{len(result.tables['edits'])} edits, {seen} of {len(result.tables['effects'])} effects exist: {config.out}")
+    edits, effects = result.tables["edits"], result.tables["effects"]
+    seen = sum(row["exists"] == "yes" for row in effects)
+    print(f"{len(edits)} edits, {seen} of {len(effects)} effects are shown to exist: {config.out}")
 
 
 if __name__ == "__main__":

@@ -319,7 +319,7 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
     said = {
         FOUND: "it exists and is special; nothing was foretold",
         verdicts.CONFIRMED: "it exists, is special, and is as large as was said",
-        verdicts.REFUTED: "the real world refutes it",
+        verdicts.REFUTED: verdicts.refuted(row["exists"], "said"),
         verdicts.NO_EFFECT: "no effect, alone, at this dose"
         + (", and none was said" if "foretold" in row else "; nothing was foretold"),
     }.get(row["verdict"], "open: " + ", ".join(undecided))

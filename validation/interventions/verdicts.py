@@ -298,12 +298,20 @@ def sentence(said: str, parts: Mapping[str, str]) -> str:
             return "it holds in the real world; memory alone foretells it"
         return "it holds in the real world; that a world was needed to foretell it is not shown"
     if said == REFUTED:
-        return "the real world refutes it"
+        return refuted(parts["exists"], "foretold")
     if said == NO_EFFECT:
         return "no effect, alone, at this dose, and none was foretold"
     return "open: " + ", ".join(
         NAMES[name] for name in ("exists", "size", "special") if parts[name] in (OPEN, NO, NOT_ASKED)
     )
+
+
+def refuted(there: str, told: str) -> str:
+    """What is refuted: that there is an effect, or the size that was told of it.  there: the answer of ``exists``."""
+    if there == NO:
+        return f"the real world refutes it: one was {told}, and there is none of interest"
+    existence = "" if there == YES else f"; {NAMES['exists']} is open"
+    return f"the real world refutes the size that was {told}{existence}"
 
 
 NAMES = {
