@@ -24,6 +24,8 @@ from envs.procgen_truth import truth_events
 from envs.registry import renewed
 
 NOT_TOLD = "not told: many episodes were cut, and whole ones are the shorter ones; record with --episodes"
+FEWEST = 8  # units of the smaller of two recordings: what these vary among themselves says what others may be
+TOO_FEW = f"not told: too few levels (or lives) in one of the recordings; record at least {FEWEST}"
 
 
 class Counts(NamedTuple):
@@ -190,7 +192,8 @@ def differences(one: Counts, other: Counts, rng: np.random.Generator) -> list[di
 
     Levels that are in both are paired: a difference of two ratios of sums over units is linearised, so that with an
     episode a unit in each it is the mean of the paired differences.  Lives and worlds only have numbers, which say
-    nothing of another recording's.
+    nothing of another recording's.  Of fewer than ``FEWEST`` units, unless they are the same in both, nothing is told:
+    one has no spread, and beside forty others a recording of it differed in three of four tries.
     """
     if one.unit != "level":
         other = other._replace(unit_E=other.unit_E - other.unit_E.min() + one.unit_E.max() + 1)
@@ -204,14 +207,18 @@ def differences(one: Counts, other: Counts, rng: np.random.Generator) -> list[di
     found = means(value_X + away_UX, rng=rng)
     low_X, high_X = found.interval()
     p_X = np.where((one.times_EX.sum(0) + other.times_EX.sum(0)) > 0, found.p(), np.nan)  # never: nothing to test
+    smaller = min(len(np.unique(c.unit_E)) for c in (one, other))
+    if too_few := smaller < FEWEST and smaller < len(unit_U):  # not the same units in both
+        low_X, high_X, p_X = np.full((3, len(value_X)), np.nan)
     q_X = benjamini_hochberg(p_X)
     paired = len(np.intersect1d(one.unit_E, other.unit_E))
-    told = max(one.share_cut, other.share_cut) <= MOST_CUT
+    cut = max(one.share_cut, other.share_cut) > MOST_CUT
+    not_told = NOT_TOLD if cut else TOO_FEW if too_few else ""
     return [
         {
             "difference": finite(value_X[x]), "difference_low": finite(low_X[x]), "difference_high": finite(high_X[x]),
             "p": finite(p_X[x]), "q": finite(q_X[x]), "units": len(unit_U), "paired": paired,
-            "verdict": verdict(float(value_X[x]), finite(q_X[x])) if told else NOT_TOLD,
+            "verdict": not_told or verdict(float(value_X[x]), finite(q_X[x])),
         }
         for x in range(len(value_X))
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.events.counts import Counts, differences, rates, verdict
+from analysis.events.counts import TOO_FEW, Counts, differences, rates, verdict
 from core.stats import means
 
 
@@ -47,6 +47,19 @@ def test_recordings_that_cut_many_episodes_are_not_compared() -> None:
     [row] = differences(whole, cut, rng)
     assert row["q"] <= 0.001 and row["verdict"].startswith("not told: many episodes were cut")
     assert differences(whole, cut._replace(cut=1), rng)[0]["verdict"] == "less often"
+
+
+@pytest.mark.parametrize("size", [1, 7, 8])
+def test_of_a_recording_of_one_episode_no_difference_is_told(size: int) -> None:
+    """It has no spread, and its difference from another one an interval that is too narrow, or of no width."""
+    rng = np.random.default_rng(0)
+    few = counts(rng.poisson(3, (size, 200)), 100 + np.arange(size))
+    for other in (few._replace(unit_E=few.unit_E + 50), counts(rng.poisson(3, (40, 200)), np.arange(40))):
+        rows = differences(few, other, rng)
+        assert {row["verdict"] == TOO_FEW and row["q"] is row["difference_low"] is None for row in rows} == {size < 8}
+        assert sum(row["p"] is not None and row["p"] <= 0.05 for row in rows) <= 24
+    paired = differences(few, few._replace(times_EX=few.times_EX + 1), rng)
+    assert {row["verdict"] for row in paired} == ({"no difference found"} if size == 1 else {"more often"})
 
 
 def test_lives_of_one_number_in_two_recordings_are_no_pairs() -> None:
