@@ -340,6 +340,8 @@ def test_episodes_too_short_are_a_user_error(planted, monkeypatch):
     env = PlantedWorld(replace(OPTIONS, horizon=3), 4)
     with pytest.raises(UserError, match="--latest_start"):
         collect_starts(simulator.agent, env, 4, initial_frames=9, latest=20, seed=0)
+    with pytest.raises(UserError, match="none can be before step 8: it takes a world of longer episodes"):
+        collect_starts(simulator.agent, env, 4, initial_frames=9, latest=8, seed=0)  # the least that is taken
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,14 @@ class Starts:
         )  # fmt: skip
 
 
+def _too_short(found: str, latest: int, first: int) -> UserError:
+    """Episodes end before starts are drawn; first: the earliest step that one can be at."""
+    mend = f"lower --latest_start ({latest})"
+    if latest <= first:
+        mend = f"none can be before step {first}: it takes a world of longer episodes, or fewer --starts"
+    return UserError(f"{found}: episodes rarely reach their drawn step; {mend}")
+
+
 def collect_starts(
     agent: Agent, env: VecEnv, count: int, *, initial_frames: int, latest: int, seed: int, greedy: bool = False,
     device: torch.device | None = None, keep: Keep | None = None, when: When | None = None, until: int = PAST,
@@ -139,10 +147,7 @@ def collect_starts(
                 raise UserError(f"only {enough} of {looked} states of {env.spec.env_id} have {keep.words}, or change "
                                 f"--latest_start ({latest})")  # fmt: skip
             if len(actions) >= GIVE_UP_STEPS:
-                raise UserError(
-                    f"only {len(found)} of {count} starts after {len(actions)} steps: episodes rarely reach their "
-                    f"drawn step; lower --latest_start ({latest})"
-                )
+                raise _too_short(f"only {len(found)} of {count} starts after {len(actions)} steps", latest, first)
             actions.append(moment.action_B)
             done_B = moment.next.terminated | moment.next.truncated
             target_B = np.where(done_B, rng.integers(first, last + 1, slots), target_B)
