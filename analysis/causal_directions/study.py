@@ -29,7 +29,7 @@ CARRIED = (NOTHING, WHOLE, CAUSAL, VARYING, PROBE, MEAN)  # what other edits are
 SUFFICIENT = 0.8  # of the whole state's interchange accuracy: what the lower end of a rank's must reach
 LEAST_LEVELS = 6  # on each half: fewer cannot say anything at level 0.05
 LATER_DRAWS = 5  # of the random subspaces: runs of the real game cost more than a step
-LEAST_KL = 0.005  # nats: of less, actions' probabilities change by less than 0.05 in all (Pinsker), a share of interest
+SMALLEST_KL = 0.005  # nats, of interest: of less, actions' probabilities differ by less than .05 in all (Pinsker)
 JACOBIANS = 64  # states at which the heads' derivatives are taken
 ACCURACY, AGREEMENT, KL, VALUE = "interchange accuracy", "agreement", "kl", "value error"
 BACK_ACCURACY, BACK_KL = "interchange accuracy back", "kl back"
@@ -194,7 +194,7 @@ def _told(found: Measured, level_N: np.ndarray) -> list[str]:
         there = ~np.isnan(x_N)
         if q.startswith(KL) and there.any():
             high = means(x_N[there, None], level_N[there], rng=np.random.default_rng(0)).estimates()[0].high
-            if high < LEAST_KL or x_N[there].mean() < subspaces.LEAST_KL:
+            if high < SMALLEST_KL or x_N[there].mean() < subspaces.LEAST_KL:
                 continue
         if q.startswith(VALUE) and there.any() and x_N[there].mean() < subspaces.LEAST_VALUE:
             continue
@@ -287,7 +287,7 @@ def _little(rows: Sequence[Mapping[str, Any]], edit: str, measure: str) -> str:
         return ""
     return (
         f"the divergence from the edited world's policy is {in_text(plain, of='levels')} nats, the smallest of "
-        f"interest {LEAST_KL:g}"
+        f"interest {SMALLEST_KL:g}"
     )
 
 
