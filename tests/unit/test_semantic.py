@@ -324,7 +324,7 @@ def test_a_training_stops_and_goes_on_to_the_same_agent_and_writes_progress(
     words = ["--env_name", "ninja", "--rand_seed=3", "--timesteps_per_proc", "1024", "--num-embeddings", "5"]
     whole = trained(tmp_path / "whole", *words)
     trained(tmp_path / "cut", *words, "--stop_after", "0.001s")
-    with pytest.raises(UserError, match="semantic was"):
+    with pytest.raises(UserError, match="semantic.alpha1 was 20.0 and is now 3.0"):
         trained(tmp_path / "cut", *words, "--resume", "--alpha1", "3")
     cut = trained(tmp_path / "cut", *words, "--resume")
     assert curve(whole) == curve(cut) and len(curve(whole)) == 4
