@@ -263,7 +263,7 @@ def test_resuming_with_another_shape_or_agent_is_refused_and_harms_nothing(pipel
     argv = [*DEBUG, "--out", f"{tmp_path}/agent", "--resume"]
     for flag, said in (
         (["--seed", "5"], "seed was 1"),
-        (["--hidden_size", "8"], "net was"),
+        (["--hidden_size", "8"], "net.hidden_size was 16 and is now 8"),
         (["--overwrite"], "choose one"),
     ):
         with pytest.raises(UserError, match=said):
