@@ -210,7 +210,7 @@ def _to_winners(grad: Tensor, flat: Tensor, top: Tensor, where: Tensor, at: int)
     return torch.zeros_like(flat).scatter_add_(-1, winner, grad * torch.cat([share] * 2, at))
 
 
-class _MaxPool(torch.autograd.Function):
+class _Max(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: Callable[..., Any], options: tuple[Any, ...], axis: int) -> Any:
         out, at = run(x, *options)
@@ -234,22 +234,8 @@ class SecantMaxPool(_Rule):
         self.run = run
 
     def forward(self, x: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = _MaxPool.apply(x, self.run, options, self.at)
+        out: tuple[Tensor, Tensor] = _Max.apply(x, self.run, options, self.at)
         return out
-
-
-class _Max(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: int) -> Tensor:
-        top, at = x.max(-1, keepdim=True)
-        ctx.axis = axis
-        ctx.save_for_backward(x, top, at)
-        return top
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        flat, top, at = ctx.saved_tensors
-        return _to_winners(grad, flat, top, at, ctx.axis), None
 
 
 class SecantMax(_Rule):
@@ -257,9 +243,10 @@ class SecantMax(_Rule):
 
     def forward(self, x: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
         axes = sorted(axis % x.ndim for axis in axes)
-        last = x.movedim(axes, tuple(range(-len(axes), 0))).flatten(-len(axes))
-        top: Tensor = _Max.apply(last, self.at - sum(axis < self.at for axis in axes))
-        top = top.squeeze(-1)
+        last = x.movedim(axes, tuple(range(-len(axes), 0))).flatten(-len(axes)).unsqueeze(-2)  # one window
+        at = self.at - sum(axis < self.at for axis in axes)
+        out: tuple[Tensor, Tensor] = _Max.apply(last, torch.ops.aten.max.dim, (-1, True), at)
+        top = out[0].squeeze((-2, -1))
         for axis in axes if keep else ():
             top = top.unsqueeze(axis)
         return top
