@@ -230,6 +230,14 @@ def _neighbours(x_NF: Tensor, rows: slice, alpha: float) -> tuple[Tensor, Tensor
     return kernel.reciprocal_().mul_(power / alpha), log_RN
 
 
+def entropies(x_NF: Tensor, alpha: float) -> Tensor:
+    """Entropy of the neighbourhood that ``CrossEntropy`` gives every point, float [N], in nats: e to it is how many
+    neighbours a point has."""
+    x_NF = x_NF - x_NF.mean(0)
+    blocks = [slice(first, first + BLOCK) for first in range(0, len(x_NF), BLOCK)]
+    return torch.cat([torch.special.entr(_neighbours(x_NF, rows, alpha)[1].exp()).sum(1) for rows in blocks])
+
+
 def _pulled(to_NN: Tensor, x_NF: Tensor) -> Tensor:
     """A gradient with respect to squared distances as one with respect to the points, [N, F]."""
     # Two products: a sum of a matrix and its transpose takes longer than the second one.

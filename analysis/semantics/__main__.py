@@ -310,6 +310,7 @@ def make(
             states, lambda h_MF: placed(subject.agent, h_MF)[1], labels, own, truths, surrogates=config.surrogates,
             seed=config.seed,
         )  # fmt: skip
+        quality.neighbours(states, subject.agent.semantic, config.seed, found)
         result.tables |= found.tables
         result.scalars |= found.scalars
         result.notes |= found.notes
@@ -384,6 +385,11 @@ def summary(result: Result, subject: Subject, made: Sequence[str]) -> list[str]:
             f"perplexity {one['perplexity']:.2f}, silhouette {one['silhouette']:.2f}, trustworthiness "
             f"{one['trustworthiness']:.2f}, continuity {one['continuity']:.2f}; runs of {one['run_length']:.1f} steps, "
             f"{result.notes['runs_are']}"
+        )
+        beside = result.scalars["neighbours_features"]["unit"].removeprefix("states, ")
+        lines.append(
+            f"a state has {one['neighbours_features']:.1f} neighbours among the features and "
+            f"{one['neighbours_plane']:.1f} in the plane, {beside}"
         )
         if states.logits_NA is None:
             lines.append(f"{causes.CONFIG} foretells {causes.FORETOLD[False]}")

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
+from agents.semantic import SemanticOptions, entropies
 from analysis.semantics.states import States, episodes_for
 from analysis.shared.clusters import (
     k_means as centres_of,
@@ -22,7 +24,7 @@ from analysis.shared.surrogates import ENOUGH, slowness, walk
 from analysis.shared.units import stretches
 from core.artefacts import Result
 from core.progress import track
-from core.stats import ALPHA, band_of, cohens_d_interval, jackknife
+from core.stats import ALPHA, band_of, bootstrap_mean, cohens_d_interval, jackknife
 
 SILHOUETTE_ROWS = 2000  # distances of all pairs
 NEIGHBOURS = 10  # of trustworthiness and continuity
@@ -132,6 +134,19 @@ def neighbourhoods(states: States, result: Result, rng: np.random.Generator) -> 
     unit = f"1, of {near} neighbours"
     result.scalar("trustworthiness", float(trustworthiness(h, plane, n_neighbors=near)), unit, len(rows))
     result.scalar("continuity", float(trustworthiness(plane, h, n_neighbors=near)), unit, len(rows))
+
+
+def neighbours(states: States, options: SemanticOptions, seed: int, result: Result) -> None:
+    """How many neighbours a state has by the kernels that the policy learned with, in the features and in the plane,
+    among as many states as a minibatch of its training had: e to the mean entropy of the neighbourhoods, with an
+    interval over whole levels."""
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(len(states))[: options.semantic_minibatch]
+    for name, x_NK, alpha in (("features", states.h_NH, options.alpha1), ("plane", states.plane_N2, options.alpha2)):
+        entropy_M = entropies(torch.from_numpy(np.asarray(x_NK[rows], np.float64)), alpha).numpy()
+        e = bootstrap_mean(entropy_M, states.unit_N[rows], rng=rng)
+        value, low, high = np.exp([e.value, e.low, e.high]).tolist()
+        result.scalar(f"neighbours_{name}", value, f"states, of {len(rows) - 1}", e.n, (low, high))
 
 
 def run_lengths(

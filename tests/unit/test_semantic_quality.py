@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from agents.semantic import SemanticOptions
 from analysis.semantics.films import _captioned
-from analysis.semantics.quality import run_lengths, use_of_codes
+from analysis.semantics.quality import neighbours, run_lengths, use_of_codes
 from analysis.semantics.states import States
 from core.artefacts import Result
 
@@ -50,6 +51,18 @@ def compared(x_ETF: np.ndarray, code_of: Callable[[np.ndarray], np.ndarray] = co
     result = Result()
     run_lengths(states, code_of, code_N, 39, result, np.random.default_rng(0))
     return result
+
+
+def test_neighbours_are_as_many_as_the_kernels_of_the_training_reach() -> None:
+    """Features of groups of five, far apart; a plane in which all lie together."""
+    h_NF = np.repeat(1e4 * np.arange(12.0), 5)[:, None] + np.zeros(3)
+    index_N2 = np.stack([np.arange(60) // 10, np.arange(60) % 10], 1)
+    code_N, result = np.zeros(60, np.int64), Result()
+    states = States(h_NF, 1e-3 * h_NF[:, :2] / 1e4, code_N, h_NF[:, 0], code_N, index_N2, index_N2[:, 0], 2)
+    neighbours(states, SemanticOptions(), 0, result)
+    features, plane = result.scalars["neighbours_features"], result.scalars["neighbours_plane"]
+    assert features["value"] == pytest.approx(4, rel=1e-6) and plane["value"] == pytest.approx(59, rel=1e-3)
+    assert features["unit"] == "states, of 59" and features["n"] == 6
 
 
 def test_the_interval_of_perplexity_ends_at_the_number_of_codes() -> None:
