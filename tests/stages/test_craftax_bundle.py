@@ -1,4 +1,4 @@
-"""The bundled agents of Craftax, and the numbers that their card and docs/craftax.md give."""
+"""The bundled agents of Craftax, and the tables that docs/craftax.md gives (tests/unit/test_tables.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ STUDY = BUNDLE / "study"
 CELLS = ("masked_normal", "masked_scarce", "visible_normal", "visible_scarce")
 SEEDS = (1, 2, 3)
 AGENTS = tuple(f"{cell}_1" for cell in CELLS)
-NEEDS = ("row", "col", "health", "food", "drink", "energy")
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -41,36 +40,6 @@ def test_what_is_bundled_is_whole(name: str) -> None:
     for text in BUNDLE.rglob("*.json"):
         assert "/tmp" not in text.read_text() and '"/' not in text.read_text(), text  # no path of a machine
     assert sum(p.stat().st_size for p in BUNDLE.rglob("*") if p.is_file()) <= 24e6
-
-
-def shown(row: dict[str, str]) -> str:
-    """A mean or a contrast as docs/craftax.md gives it."""
-    value, low, high = (float(row[f"value{end}"]) for end in ("", "_low", "_high"))
-    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}] {row['verdict']}".replace("0.", ".")
-
-
-def test_numbers_that_are_told_are_the_stored_ones() -> None:
-    told = (ROOT / "docs" / "craftax.md").read_text()
-    groups = [row for row in table(STUDY / "over_agents" / "groups.csv") if row["measure"] == "beyond"]
-    assert len(groups) == 10 * len(CELLS)
-    for row in groups:
-        assert shown(row) in told, row
-    contrasts = table(STUDY / "over_agents" / "contrasts.csv")
-    for row in contrasts:
-        if row["measure"] == "beyond" and row["target"] in NEEDS and not row["contrast"].startswith("visible"):
-            assert shown(row) in told, row
-
-
-def test_what_h_says_beside_the_observation_and_time_is_the_agents_own_scores() -> None:
-    told = (ROOT / "docs" / "craftax.md").read_text()
-    scores = {(r["group"], r["target"], r["measure"], r["agent"]): float(r["value"])
-              for r in table(STUDY / "over_agents" / "agents.csv") if r["measure"] in ("h", "obs+time")}  # fmt: skip
-    for group in CELLS:
-        for target in ("row", "col", *NEEDS):
-            names = [f"probes_{group}_{seed}" for seed in SEEDS]
-            ahead = [scores[group, target, "h", n] - scores[group, target, "obs+time", n] for n in names]
-            value, low, high, _ = contrast([np.array(ahead)], [1]).estimate()
-            assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]".replace("0.", ".") in told, (group, target)
 
 
 def test_what_is_said_over_agents_is_what_the_tables_of_the_agents_give() -> None:

@@ -39,12 +39,8 @@ def test_what_is_bundled_is_whole_and_says_what_it_is() -> None:
         assert "/tmp" not in text.read_text() and '"/' not in text.read_text(), text  # no path of a machine
 
 
-def test_the_card_s_numbers_are_the_stored_ones() -> None:
-    card = (BUNDLE.parent / "README.md").read_text()
+def test_all_outlive_random_choices_in_the_stored_tables() -> None:
     result = artefacts.Result.load(BUNDLE / "metrics_pve")
-    for row in result.tables["metrics"]:
-        if row["metric"] in ("length", "ate", "drank"):
-            assert f"{row['value']:.1f} [{row['low']:.1f}, {row['high']:.1f}]" in card, row
     for row in result.tables["pairs"]:
         if row["against"] == "random" and row["measure"] == "length":
             assert row["low"] > 0 and row["q"] < 0.001

@@ -1,4 +1,4 @@
-"""What model cards say of a bundle's simulator, in every column that is of a bundle, is in that bundle's table."""
+"""What model cards and docs/simulator.md say of a simulator whose table ships, column by column, is in that table."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 from validation.fidelity.summary import SCORECARD
 
 BUNDLES = Path(__file__).resolve().parents[2] / "bundles"
+SCRATCH = "benchmarks/measured/fidelity_context_from_scratch_{}.csv"
+SOURCES = {"seed 2 [95 %]": SCRATCH.format(2), "seed 3 [95 %]": SCRATCH.format(3)}  # of columns that no bundle has
 
 # The rows of cards' tables, by the measures that they tell.
 ROWS = {
@@ -32,6 +34,7 @@ ROWS = {
     "sign of effects through the world, on actions": ("effect_sign_action",),
     "the same, on the value": ("effect_sign_value",),
     "reward, terminal average precision, free-running": ("reward_average_precision", "terminal_average_precision"),
+    "average precision of rewards, of endings": ("reward_average_precision", "terminal_average_precision"),
     "reward average precision, free-running": ("reward_average_precision",),
     "terminal average precision, free-running": ("terminal_average_precision",),
     "endings without a reward, average precision": ("unpaid_ending_average_precision",),
@@ -52,17 +55,18 @@ Row = Mapping[str, str]
 
 
 @cache
-def fidelity(bundle: str) -> dict[tuple[str, str], Row]:
-    """The rows of a bundle's table by measure and horizon; none of a bundle without a simulator."""
-    if not (BUNDLES / bundle / "fidelity.csv").exists():
+def fidelity(of: str) -> dict[tuple[str, str], Row]:
+    """The rows of a bundle's table, or of this file, by measure and horizon; none of a bundle without a simulator."""
+    path = BUNDLES.parent / of if of.endswith(".csv") else BUNDLES / of / "fidelity.csv"
+    if not path.exists():
         return {}
-    with (BUNDLES / bundle / "fidelity.csv").open() as file:
+    with path.open() as file:
         return {(row["measure"], row["horizon"]): row for row in csv.DictReader(file)}
 
 
-def table_of(card: str) -> list[dict[str, str]]:
+def table_of(card: str, begins: str = "| measure | at |") -> list[dict[str, str]]:
     """The rows of the table of measures, by its head; one without a label has that of the row above it."""
-    lines = card[card.index("| measure | at |") :].partition("\n\n")[0].splitlines()
+    lines = card[card.index(begins) :].partition("\n\n")[0].splitlines()
     head, _, *rows = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in lines)
     for above, row in zip(rows, rows[1:], strict=False):
         row[0] = row[0] or above[0]
@@ -93,14 +97,14 @@ def bare(text: str) -> str:
 
 
 def bundle_of(name: str) -> str:
-    """The bundle that a column is of: its name, or where it links to."""
+    """The bundle or the file that a column is of: its name, or where it links to."""
     link = re.search(r"\(\.\./(.*)/README\.md\)", name)
-    return name if link is None else link[1]
+    return SOURCES.get(name, name) if link is None else link[1]
 
 
-def cells_of(bundle: str, card: str) -> Iterator[tuple[str, list[str]]]:
+def cells_of(bundle: str, card: str, begins: str = "| measure | at |") -> Iterator[tuple[str, list[str]]]:
     """(what is said, what is wrong with it) of all in the table that the table of a bundle tells."""
-    for row in table_of(card):
+    for row in table_of(card, begins):
         label, at, *_ = row.values()
         measures = ROWS[bare(label)]
         keys = [(measure, horizon) for measure in measures for horizon in (at.split(", ") if at else [""])]
@@ -126,6 +130,13 @@ def test_a_cards_table_says_what_the_tables_of_bundles_say(bundle: str, least: i
     found = list(cells_of(bundle, card))
     assert not [(said, what) for said, what in found if what]
     assert len(found) >= least, len(found)
+
+
+def test_the_table_of_trainings_from_scratch_says_what_was_measured() -> None:
+    page = (BUNDLES.parent / "docs" / "simulator.md").read_text()
+    found = list(cells_of(SCRATCH.format(2), page, "| measure | at | seed 2"))
+    assert not [(said, what) for said, what in found if what]
+    assert len(found) >= 31, len(found)
 
 
 def test_a_wrong_number_of_any_column_is_found() -> None:
