@@ -1,6 +1,7 @@
-"""Tables of pages and cards say what the files that ship say, cell by cell, in the decimals that are printed.
+"""Tables and sentences of pages and cards say what the files that ship say, in the decimals that are printed.
 
 Where the table of a page is a file's, it has a ``Told`` here: where it stands, and what the file has of a cell.
+A sentence that quotes a table of ``validation.fidelity`` is a ``Quoted``: the sentence, with rows for its numbers.
 """
 
 from __future__ import annotations
@@ -328,3 +329,95 @@ def test_a_table_says_what_its_file_says_and_another_digit_is_found(table: Told)
         for last in (m.end() - 1 for m in re.finditer(rf"(?<![\w:]){NUMBER}", said)):
             typed = said[:last] + str((int(said[last]) + 1) % 10) + said[last + 1 :]
             assert not is_told(typed, have), (where, typed)
+
+
+class Quoted(NamedTuple):
+    page: str
+    table: str
+    sentence: str  # {MEASURE@HORIZON}: a row's value; followed by []: with its interval; by a column's name: that
+
+
+OWN, W1024 = "bundles/{}/fidelity.csv", "benchmarks/measured/fidelity_1024_joint_outcome.csv"
+ROBUST, FRUIT = OWN.format("coinrun-robust"), OWN.format("fruitbot")
+SENTENCES = (
+    Quoted("bundles/coinrun-robust/README.md", W1024,
+           "same action {action_agreement@1 []} and {action_agreement@8 []} at 1 and 8; hidden-state error "
+           "{h_error@1 []} and {h_error@4 []} at 1 and 4; PSNR {frame_psnr@1 []}, {frame_psnr@4 []}, {frame_psnr@8 "
+           "[]} and {frame_psnr@32 []} dB, SSIM {frame_ssim@1}, {frame_ssim@4}, {frame_ssim@8}, {frame_ssim@32}; "
+           "value error {value_error@1 []} and {value_error@4 []} at 1 and 4 (held frame {value_error@1 "
+           "baseline_copy}, {value_error@4 baseline_copy}: nearer), {value_error@8 []} and {value_error@32 []} at 8 "
+           "and 32 ({value_error@8 baseline_copy}, {value_error@32 baseline_copy}: not shown to be nearer); rewards "
+           "and endings foretold with average precision {reward_average_precision@ []} and "
+           "{terminal_average_precision@ []}."),
+    Quoted("bundles/coinrun-robust/README.md", W1024,
+           "are foretold with {unpaid_ending_average_precision@ []} where "
+           "{unpaid_ending_average_precision@ baseline_mean} of the transitions are such** (steps 1 to 4 "
+           "{unpaid_ending_average_precision@4 []}, later ones hardly"),
+    Quoted("bundles/coinrun-robust/README.md", ROBUST,
+           "nearer to the real one ({value_error@32 []}) than a constant is, the mean over the recording "
+           "({value_error@32 baseline_mean}; held frame {value_error@32 baseline_copy}), and frames are 1.4 dB nearer "
+           "than the mean frame ({frame_psnr@32} and {frame_psnr@32 baseline_mean} dB)"),
+    Quoted("bundles/coinrun-robust/README.md", ROBUST,
+           "is filled with the edge, has {frame_psnr_edge_filled@1}, {frame_psnr_edge_filled@4}, "
+           "{frame_psnr_edge_filled@8} and {frame_psnr_edge_filled@32} dB at 1, 4, 8 and 32 (this one is above it from "
+           "4 on); of what was in view it shows {frame_psnr_known@1} dB at 1."),
+    Quoted("bundles/coinrun-robust/README.md", ROBUST,
+           "hidden-state error is {h_error@8} at 8 and {h_error@32} at 32, where the mean state has "
+           "{h_error@32 baseline_mean}; at 32 steps {h_classifier@32} of states are told apart (a held frame's "
+           "{h_classifier@32 baseline_copy})"),
+    Quoted("bundles/fruitbot/README.md", FRUIT,
+           "({value_error@32}; {value_error@32 baseline_copy} and {value_error@32 baseline_mean}), and frames are "
+           "hardly nearer than the mean frame ({frame_psnr@32 []} and {frame_psnr@32 baseline_mean} dB"),
+    Quoted("bundles/fruitbot/README.md", FRUIT,
+           "the sign is right in {effect_sign_action_straight_through@4 []} of cases at 4 (on the value "
+           "{effect_sign_value_straight_through@4 []}), of gradients through the world in "
+           "{gradient_sign_action_through_world@4 []}:"),
+    Quoted("bundles/fruitbot/README.md", "benchmarks/measured/fidelity_fruitbot_joint_outcome.csv",
+           "reward average precision {reward_average_precision@ []} (kept: .70), terminal "
+           "{terminal_average_precision@ []} (.81), dreams alive {dreams_alive@32 []} (.93; real "
+           "{dreams_alive@32 floor}), ranking of 12 policies {ranking_spearman@64 []} (.92). Endings without a reward "
+           "are too few here to be told (average precision {unpaid_ending_average_precision@ []})."),
+    Quoted("docs/simulator.md", ROBUST,
+           "the same action in {action_agreement@1 []} of states, at 8 steps in {action_agreement@8 []}; frames are at "
+           "{frame_psnr@1} dB and SSIM {frame_ssim@1}; its value is nearer"),
+    Quoted("docs/simulator.md", ROBUST,
+           "{dreams_alive@32} of dreams are alive after 32 steps (real {dreams_alive@32 floor}), rewards and endings "
+           "are foretold with average precision {reward_average_precision@} and {terminal_average_precision@},"),
+    Quoted("docs/simulator.md", FRUIT,
+           "the agent does the same in {action_agreement_in_effect@1 []} of states, at 8 steps in "
+           "{action_agreement_in_effect@8 []}; frames are at {frame_psnr@1 []} dB and {frame_psnr@8 []} dB; and "
+           "**effects that run through the world have the right sign in {effect_sign_action@1 []} of cases at 1 and "
+           "{effect_sign_action@4 []} at 4** (the real game under another draw of action noise: "
+           "{effect_sign_action@1 floor} and {effect_sign_action@4 floor})"),
+    Quoted("docs/fidelity.md", ROBUST,
+           "in {effect_sign_action@1 []} of cases one step on and {effect_sign_action@4 []} four steps on, on actions; "
+           "the real game knows its own in {effect_sign_action@1 floor} and {effect_sign_action@4 floor}.** "
+           "Straight-through it is {effect_sign_action_straight_through@1 []} and "
+           "{effect_sign_action_straight_through@4 []}:"),
+)  # fmt: skip
+ASKED = r"\{(\w+)@(\d*)(?: (\w+|\[\]))?\}"
+
+
+def quoted(sentence: Quoted) -> tuple[str, list[float]]:
+    """The expression that finds a sentence, a group a number, and what the table has of them."""
+    words = re.split(ASKED, sentence.sentence)
+    pattern, have = re.escape(words[0]), []
+    for measure, horizon, column, text in zip(words[1::4], words[2::4], words[3::4], words[4::4], strict=True):
+        row = one(sentence.table, measure=measure, horizon=horizon)
+        if column == "[]":
+            have += measured(row, "simulated")
+            pattern += rf"({NUMBER}) \[({NUMBER}), ({NUMBER})\]"
+        else:
+            have.append(float(row[column or "simulated"]))
+            pattern += f"({NUMBER})"
+        pattern += re.escape(text)
+    return pattern, have
+
+
+@pytest.mark.parametrize("sentence", SENTENCES, ids=lambda sentence: f"{sentence.page}, {sentence.sentence[:30]}")
+def test_a_sentence_quotes_its_table(sentence: Quoted) -> None:
+    page = " ".join((ROOT / sentence.page).read_text().replace("−", "-").split())
+    pattern, have = quoted(sentence)
+    (numbers,) = re.findall(pattern, page)
+    said = [numbers] if isinstance(numbers, str) else numbers
+    assert [(n, x) for n, x in zip(said, have, strict=True) if not is_told(n, [x])] == []
