@@ -26,7 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules after imp
 ROOT = cli.ROOT
 FROZEN = ROOT / "tests" / "golden" / "readme_commands.txt"
 DOCS = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "coming-from.md"]  # its own test types it
-TEXTS = (ROOT / "README.md", *DOCS, *sorted((ROOT / "bundles").glob("*/README.md")))
+CARDS = sorted((ROOT / "bundles").glob("*/README.md"))
+TEXTS = (ROOT / "README.md", *DOCS, *CARDS, *sorted((ROOT / "benchmarks").glob("*.md")))
 
 
 def commands_of(text: str) -> list[str]:
