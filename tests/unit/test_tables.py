@@ -296,6 +296,14 @@ def joint_outcome(label: str, column: str) -> Cell:
     return [x for m, h in JOINT[label] for x in measured(one(path, measure=m, horizon=h), "simulated")]
 
 
+def coin_removed(way: str, column: str) -> Cell:
+    """What docs/edits.md has of it: a table that repeats another page's."""
+    head, row, *_ = told((ROOT / "docs" / "edits.md").read_text(), "| edit | n | return, whole |")
+    seen = {"the world and the picture": "return, whole", "the picture alone": "return, pixels alone"}[way]
+    cell = row[head.index("foretold" if column == "simulator foretold" else seen)]
+    return [float(n) for n in re.findall(NUMBER, cell)] + re.findall("refuted", cell)
+
+
 TABLES = (
     Told("docs/craftax.md", "R² of linear probes", by_input, 40),
     Told("docs/craftax.md", "*Beyond*: what h adds", of_groups("beyond"), 40),
@@ -317,6 +325,7 @@ TABLES = (
     Told("bundles/coinrun-robust-b/README.md", "| | B | A |", evaluated, 8),
     Told("bundles/fruitbot/README.md", "## The agent", evaluated, 3, brackets=False),
     Told("docs/simulator.md", "| foretold | before |", joint_outcome, 14),
+    Told("docs/misgeneralisation.md", "| the coin is removed from |", coin_removed, 3),
 )  # fmt: skip
 
 
