@@ -430,3 +430,16 @@ def test_a_sentence_quotes_its_table(sentence: Quoted) -> None:
     (numbers,) = re.findall(pattern, page)
     said = [numbers] if isinstance(numbers, str) else numbers
     assert [(n, x) for n, x in zip(said, have, strict=True) if not is_told(n, [x])] == []
+
+
+def test_pairs_of_policies_are_told_as_their_tables_have_them() -> None:
+    card = (ROOT / "bundles/nmmo-demo/README.md").read_text()
+    alone, in_one_world = card[card.index("Differences in ticks") :].split("In one world")
+    pair = rf"(\w+) against (\w+)[a-z (]*({NUMBER}) \[({NUMBER}), ({NUMBER})\][, (]*q = ({NUMBER})"
+    found = [("pve", *said) for said in re.findall(pair, alone)]
+    found += [("pvp", *said) for said in re.findall(pair, in_one_world)]
+    assert len(found) == 7
+    for world, policy, against, *numbers in found:
+        row = one(f"{NMMO}/metrics_{world}/pairs.csv", policy=policy, against=against, measure="length")
+        have = [*measured(row, "difference"), float(row["q"])]
+        assert all(is_told(n, [x]) for n, x in zip(numbers, have, strict=True)), (policy, against, numbers, have)
