@@ -20,7 +20,8 @@ import importlib.util
 import json
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -142,7 +143,18 @@ def _installed(module: str) -> Any:
     known = importlib.machinery.PathFinder.find_spec(top, places) or any(f.find_spec(top, None) for f in finders)
     if not known:
         raise ImportError(f"no installed package has {module!r}; what lies beside runs is not imported, pip install it")
-    return importlib.import_module(module)
+    with _looking_in(places):  # a file of the package's name may lie beside, too
+        return importlib.import_module(module)
+
+
+@contextmanager
+def _looking_in(places: list[str]) -> Iterator[None]:
+    """Imports look in these directories alone."""
+    before, sys.path = sys.path, places
+    try:
+        yield
+    finally:
+        sys.path = before
 
 
 def _wrapper(path: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 import h5py
@@ -71,6 +72,25 @@ def test_options_cannot_name_code_that_came_along(field: str, tmp_path: Path, mo
     with pytest.raises(UserError, match="no installed package has 'runs.theirs.code'"):
         GymnasiumEnv(f"gymnasium/{'CartPole-v1' if field == 'wrappers' else f'{named}:Any-v0'}", options, 1)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_beside_that_is_named_as_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent's module in the current directory may be called minigrid.py as its world's package is: the package is
+    meant."""
+    pytest.importorskip("gymnasium")
+    (tmp_path / "site" / "package_of_wrappers").mkdir(parents=True)
+    (tmp_path / "site" / "package_of_wrappers" / "more.py").write_text(
+        "import gymnasium\nclass Same(gymnasium.Wrapper):\n    pass\n"
+    )
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "package_of_wrappers.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path / "beside")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.syspath_prepend("")
+    before = list(sys.path)
+    options = GymnasiumOptions(wrappers=["package_of_wrappers.more:Same"])
+    GymnasiumEnv("gymnasium/CartPole-v1", options, 1).close()
+    assert sys.path == before and not (tmp_path / "beside" / "ran").exists()
 
 
 def test_a_policy_s_own_module_runs_only_where_its_user_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
