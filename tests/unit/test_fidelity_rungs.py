@@ -380,6 +380,18 @@ def test_ranking_stands_beside_two_real_halves():
     assert regret(real, real) == 0 and len(found.tables["policies"]) == 12
 
 
+def test_policies_that_are_paid_alike_are_not_ranked():
+    """A regret of 0 is no praise where no choice could be regretted, and the reason is that of these returns."""
+    dreamed, once = rng().standard_normal((6, 12)), np.zeros((6, 12))
+    once[0, 0] = 10  # halves without the first start know of no difference
+    for real, where in ((np.zeros((6, 12)), ""), (once, " in a half of the starts")):
+        found = Found()
+        score(real, dreamed, [str(i) for i in range(12)], 64, found, rng())
+        order, lost = found.rows
+        assert order["simulated"] is None and order["reason"] == f"the policies' returns are all the same{where}"
+        assert (lost["simulated"] is None) == (not real.any()) == (lost["reason"] == order["reason"])
+
+
 def test_twelve_policies_from_random_to_sharp():
     agent = PlantedAgent(STILL)
     own = policies_of(agent, {"other": PlantedAgent(STILL)})

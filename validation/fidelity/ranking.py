@@ -31,7 +31,7 @@ from core.trees import Tree, rows_of
 from core.two_sample import halves
 from validation.fidelity.beginnings import warmed_up
 from validation.fidelity.counterfactual import BATCH, Found, Snapshots, window_of
-from validation.fidelity.measures import row
+from validation.fidelity.measures import row, unknown
 
 STEPS = 64  # within which rewards count
 GREEDY = 1e-4  # a temperature at which the likeliest action is all but certain
@@ -191,13 +191,17 @@ def score(
     measures: tuple[tuple[str, Callable[[np.ndarray, np.ndarray], float], str], ...] = (
         ("ranking_spearman", spearman, "rank correlation"), ("ranking_regret", regret, "return"),
     )  # fmt: skip
+    real_P, same = real_NP.mean(0), "the policies' returns are all the same"
+    alike = [not np.ptp(x.mean(0)) for x in (real_NP, dreamed_NP)]
     for measure, of, unit in measures:
+        if measure == "ranking_regret" and alike[0]:  # none is worse than another
+            found.rows.append(unknown(measure, steps, unit, len(real_NP), same))
+            continue
         against, floor = halves(real_NP, dreamed_NP, unit_N, of, np.random.default_rng(int(rng.integers(2**31))))
-        real_P = real_NP.mean(0)
         blind = float(real_P.max() - real_P.mean()) if measure == "ranking_regret" else 0.0
         copy = blind if measure == "ranking_regret" else None  # a held frame pays nothing, whoever plays
         found.rows.append(row(measure, steps, against, unit, floor=floor.value, copy=copy, mean=blind,
-                              reason="the policies' returns are all the same"))  # fmt: skip
+                              reason=same if any(alike) else f"{same} in a half of the starts"))  # fmt: skip
     both = [means(x, rng=rng).estimates() for x in (real_NP, dreamed_NP)]
     found.tables["policies"] = [
         {"policy": name, "real": a.value, "real_low": finite(a.low), "real_high": finite(a.high), "dreamed": b.value,
