@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from agents.recurrent import AgentConfig, RecurrentAgent
+from core.artefacts import Result
 from core.contracts import Shown, UserError
 from core.stats import Estimate, softmax
 from envs.planted import PlantedAgent, PlantedModel, PlantedOptions, planted_simulator, record_planted
@@ -569,3 +570,16 @@ def test_frames_that_are_no_squares_keep_their_shape_in_videos() -> None:
     tile = picture[figures.HEAD :, figures.MARGIN :][: figures.TILE, : figures.TILE]
     black = (tile == 0).all(-1)
     assert (black.any(1).sum(), black.any(0).sum()) == (figures.TILE // 2, figures.TILE)
+
+
+def test_titles_of_the_small_multiples_fit_their_columns():
+    from core.figures import figure_of
+
+    rows = [row(m, k, Estimate(0.5, 0.4, 0.6, 30), "1") for p in figures.PANELS for m, _ in p.lines for k in (1, 2)]
+    for panel in figures.PANELS:
+        figure = figure_of(11 / 3, 2.9)
+        ax = figure.subplots()
+        figures._panel(ax, panel, Result(tables={"fidelity": rows}))
+        figure.draw_without_rendering()
+        title = ax.title.get_window_extent()
+        assert title.x0 >= 0 and title.x1 <= figure.bbox.width, panel.title

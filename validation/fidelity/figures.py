@@ -131,8 +131,8 @@ def _panel(ax: Any, panel: Panel, result: Result) -> None:
         if np.isfinite(y).any():
             ax.plot([r["horizon"] for r in rows], y, color=colour, ls=style, lw=1, alpha=0.8, label=words)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set_title(f"{panel.title}  ({panel.better if panel.better[0].isdigit() else panel.better + ' is better'})",
-                 fontsize=9)  # fmt: skip
+    better = panel.better if panel.better[0].isdigit() else f"{panel.better} is better"
+    ax.set_title(f"{panel.title}\n({better})", fontsize=9)
     ax.set_ylabel(panel.unit, fontsize=8)
     ax.set_xlabel("steps ahead", fontsize=8)
     ax.tick_params(labelsize=7)
