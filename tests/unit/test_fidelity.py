@@ -572,6 +572,13 @@ def test_frames_that_are_no_squares_keep_their_shape_in_videos() -> None:
     assert (black.any(1).sum(), black.any(0).sum()) == (figures.TILE // 2, figures.TILE)
 
 
+@pytest.mark.parametrize("measure", ["frame_ssim_teacher_forced", "frame_share_known", "judge_policy_distance",
+                                     "there_and_back_share", "terminal_brier_teacher_forced"])  # fmt: skip
+def test_no_interval_is_of_more_than_there_can_be(measure):
+    told = row(measure, 1, Estimate(0.9, -0.1, 1.1, 3), "1")
+    assert told["high"] == 1 and (told["low"] == 0 or "ssim" in measure)
+
+
 def test_titles_of_the_small_multiples_fit_their_columns():
     from core.figures import figure_of
 

@@ -222,8 +222,10 @@ def beyond_chance(agreement: float, chance: float) -> float:
     return (agreement - chance) / (1 - chance) if chance < 1 else float("nan")
 
 
-# Measures of size and distance, which end at 0 and whose intervals do.
-AT_LEAST_0 = re.compile(r"(^|_)(mse|brier|kl|distance|error|frechet)(_in_effect)?(_teacher_forced|_other_policy)?$")
+_SHARE, _WHICH = "share(_known|_revealed|_moving)?", "(_in_effect)?(_teacher_forced|_other_policy)?$"
+# Measures of size, distance and share, which end at 0 and whose intervals do; and those that end at 1.
+AT_LEAST_0 = re.compile(f"(^|_)(mse|brier|kl|distance|error|frechet|{_SHARE}){_WHICH}")
+AT_MOST_1 = re.compile(f"(^|_)(ssim|brier|calibration_error|(policy|action|transition)_distance|{_SHARE}){_WHICH}")
 
 
 def row(
@@ -233,7 +235,8 @@ def row(
     """One line of the table; horizon None: all together.  Unknown cells stay empty; ``reason``: why the first one would
     be, where it is."""
     low = max(estimate.low, 0.0) if AT_LEAST_0.search(measure) and estimate.value >= 0 else estimate.low
-    cells = {"simulated": estimate.value, "low": low, "high": estimate.high, "floor": floor,
+    high = min(estimate.high, 1.0) if AT_MOST_1.search(measure) and estimate.value <= 1 else estimate.high
+    cells = {"simulated": estimate.value, "low": low, "high": high, "floor": floor,
              "baseline_copy": copy, "baseline_mean": mean}  # fmt: skip
     told = {k: finite(v) for k, v in cells.items()}
     return {"measure": measure, "horizon": horizon, **told, "unit": unit, "n": estimate.n,
