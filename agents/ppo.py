@@ -284,7 +284,7 @@ def update(
             if not math.isfinite(size):
                 raise FloatingPointError(f"PPO gradient norm is {size}")
             optimiser.step()
-            for k, v in zip(parts, mean_parts, strict=True):
+            for k, v in (("loss", told), *zip(parts, mean_parts, strict=True)):
                 logs.setdefault(k, []).append(v)
     lived = slice(None) if r.alive is None else r.alive
     out = {k: float(np.mean(v)) for k, v in logs.items()}

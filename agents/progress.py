@@ -13,9 +13,10 @@ FILE = "progress.csv"
 # Their column -> the curve's; skill_loss is what semantic clustering calls the loss of its embedding.
 SAME = {
     "eplenmean": "length_mean", "eprewmean": "return_mean", "loss/approxkl": "approx_kl",
-    "loss/clipfrac": "clipped_share", "loss/policy_entropy": "entropy", "loss/policy_loss": "policy_loss",
-    "loss/skill_loss": "fdr_loss", "loss/value_loss": "value_loss", "loss/vq_loss": "vq_loss",
-    "misc/explained_variance": "explained_variance", "misc/time_elapsed": "wall_s", "misc/total_timesteps": "step",
+    "loss/clipfrac": "clipped_share", "loss/loss": "loss", "loss/policy_entropy": "entropy",
+    "loss/policy_loss": "policy_loss", "loss/skill_loss": "fdr_loss", "loss/value_loss": "value_loss",
+    "loss/vq_loss": "vq_loss", "misc/explained_variance": "explained_variance", "misc/time_elapsed": "wall_s",
+    "misc/total_timesteps": "step",
 }  # fmt: skip
 COLUMNS = (
     "eplenmean", "eprewmean", "fps", "loss/approxkl", "loss/clipfrac", "loss/cluster_value_loss", "loss/loss",
@@ -25,9 +26,10 @@ COLUMNS = (
 
 
 def progress_rows(
-    curve: Sequence[Mapping[str, Any]], ppo: PPOConfig, total: int, fdr_weight: float = 0.0, vq_weight: float = 0.0
+    curve: Sequence[Mapping[str, Any]], ppo: PPOConfig, fdr_weight: float = 0.0, vq_weight: float = 0.0
 ) -> list[dict[str, Any]]:
-    """A row an update, with their columns ('' where a training has no such number).  total: steps of the training.
+    """A row an update, with their columns ('' where a training has no such number).  Of the settings those alone are
+    read that --resume may not change: the rows of before it stay as they are.
 
     ``cluster_value_loss`` is both losses of semantic clustering, weighted, as they stand in ``loss``.
     """
@@ -37,16 +39,12 @@ def progress_rows(
     for number in curve:
         row: dict[str, Any] = {theirs: number.get(ours, "") for theirs, ours in SAME.items()}
         step, seconds = int(float(number["step"])), float(number["wall_s"]) - float(before["wall_s"])
-        left = 1 - (step - collected) / total
-        entropy_coef = ppo.entropy_coef * (left if ppo.anneal_entropy else 1.0)
         weight = float(number.get("semantic_weight") or 0)
         fdr, vq = (float(number.get(name) or 0) for name in ("fdr_loss", "vq_loss"))
         clusters = weight * (fdr_weight * fdr + vq_weight * vq)
-        loss = float(number["policy_loss"]) + ppo.value_coef * float(number["value_loss"])
         row |= {
             "fps": f"{(step - int(float(before['step']))) / max(seconds, 1e-9):.6g}",
             "loss/cluster_value_loss": f"{clusters:.6g}" if "fdr_loss" in number else "",
-            "loss/loss": f"{loss - entropy_coef * float(number['entropy']) + clusters:.6g}",
             "misc/nupdates": step // collected, "misc/serial_timesteps": step // ppo.envs,
         }  # fmt: skip
         rows.append({name: row[name] for name in COLUMNS})

@@ -340,15 +340,30 @@ def test_a_training_stops_and_goes_on_to_the_same_agent_and_writes_progress(
 
 
 def test_progress_has_the_loss_that_was_minimised() -> None:
-    row = {"step": 512, "wall_s": "2", "policy_loss": "1", "value_loss": "2", "entropy": "3"}
-    ppo = PPOConfig(envs=8, rollout_steps=32, anneal_entropy=True, entropy_coef=0.1)
-    (plain,) = progress_rows([row], ppo, 1024)
-    assert float(plain["loss/loss"]) == pytest.approx(1 + 0.5 * 2 - 0.1 * 0.75 * 3)
+    row = {"step": 512, "wall_s": "2", "policy_loss": "1", "value_loss": "2", "entropy": "3", "loss": "1.775"}
+    ppo = PPOConfig(envs=8, rollout_steps=32)
+    (plain,) = progress_rows([row], ppo)
+    assert plain["loss/loss"] == "1.775"
     assert plain["loss/vq_loss"] == "" and float(plain["fps"]) == 256 and plain["misc/serial_timesteps"] == 64
     more = row | {"fdr_loss": "0.002", "vq_loss": "0.5", "semantic_weight": "0.5"}
-    (both,) = progress_rows([more], ppo, 1024, 500, 1)
-    assert float(both["loss/loss"]) - float(plain["loss/loss"]) == pytest.approx(0.75, abs=1e-5)
+    (both,) = progress_rows([more], ppo, 500, 1)
     assert float(both["loss/cluster_value_loss"]) == pytest.approx(0.75)
+
+
+def test_a_resume_with_other_coefficients_leaves_the_losses_of_before_it(tmp_path: Path) -> None:
+    """They were made of the coefficients of the time, and hold the consistency term."""
+
+    def losses(*more: str) -> list[dict[str, float]]:
+        words = ("--policy", "plain", "--env_name", "ninja", "--consistency", "9", "--epochs", "1", *more)
+        with open(trained(tmp_path / "r", *words) / "progress.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [{k: float(v) for k, v in row.items() if v and k.startswith("loss/")} for row in rows]
+
+    before = losses("--timesteps_per_proc", "512")
+    rest = [r["loss/policy_loss"] + 0.5 * r["loss/value_loss"] - 0.01 * r["loss/policy_entropy"] for r in before]
+    assert all(r["loss/loss"] > one + 1e-6 for r, one in zip(before, rest, strict=True))
+    more = ("--timesteps_per_proc", "1024", "--resume", "--entropy_coef", "0.3", "--value_coef", "4")
+    assert losses(*more)[:2] == before
 
 
 @pytest.mark.parametrize(
