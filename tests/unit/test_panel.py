@@ -294,6 +294,20 @@ def test_names_are_not_given_to_behaviours_that_were_fitted_again(panel_runs: Pa
         put_names(root, made, names)
 
 
+def test_a_second_saliency_of_the_same_samples_is_said_not_to_be_drawn(panel_runs: Path, tmp_path: Path) -> None:
+    """Else the samples that it alone explains seem to have none."""
+    root = tmp_path / "runs"
+    shutil.copytree(panel_runs, root, symlinks=True)
+    shutil.copytree(root / "saliency", root / "saliency_of_few")
+    about = shown_of(cli.parse(PanelConfig, ["build", str(root)], STAGE))
+    assert about.chosen is not None and about.left_out == about.chosen.left_out
+    drawn = together(about.chosen)[0]["saliency"]
+    other = root / "saliency" if drawn == root / "saliency_of_few" else root / "saliency_of_few"
+    assert [words for words in about.left_out if "saliency" in words] == [
+        f"{other} is not drawn beside the samples: {drawn} is. Name one of them alone to choose."
+    ]
+
+
 def test_what_is_of_another_agent_or_has_no_view_is_left_out_and_said(
     panel_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

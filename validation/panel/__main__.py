@@ -28,7 +28,7 @@ from core import artefacts, config as cli
 from core.contracts import UserError
 from core.stages import OF_AN_AGENT
 from validation.panel import studies
-from validation.panel.contents import Block, Options, contents
+from validation.panel.contents import Block, Options, contents, not_drawn
 from validation.panel.first import films, first_page, sections, views_of
 from validation.panel.page import PAGE, write
 from validation.report.contents import parts_of
@@ -121,6 +121,7 @@ def shown_of(config: PanelConfig) -> Shown:
     if chosen is not None:
         of_it = [run for stage in studies.OF_A_SIMULATOR for run in chosen.of(stage)]
         runs = [run for run in runs if run.stage not in studies.OF_A_SIMULATOR] + of_it
+        left_out = (*left_out, *not_drawn(chosen))
         chosen = replace(chosen, left_out=left_out)
     return Shown(chosen, tuple(runs), left_out)
 

@@ -93,18 +93,29 @@ def contents(chosen: Chosen, options: Options, out: Path) -> Contents:
     return Contents(facts, blocks)
 
 
+ROWS = ("saliency", "behaviours")  # have a row a sample and step
+
+
+def not_drawn(chosen: Chosen) -> list[str]:
+    """A sentence on each run of saliency or behaviours that the views of samples are not drawn from: they are from one
+    of each."""
+    runs, _ = together(chosen)
+    every = [(run.path, runs[name]) for name in ROWS for run in chosen.of(NEEDED[name])]
+    return [f"{shown(path)} is not drawn beside the samples: {shown(drawn)} is. Name one of them alone to choose."
+            for path, drawn in every if drawn not in (None, path)]  # fmt: skip
+
+
 def together(chosen: Chosen) -> tuple[dict[str, Path | None], dict[str, str]]:
     """The run of every stage in ``NEEDED`` that the views of samples are drawn from, and a sentence for each that lies
     there and is of other samples.  Saliency and behaviours have a row a sample and step, so they must be of these very
     samples: the last that saliency was computed of, else behaviours.  Directions are those that they were told in."""
     runs = {name: last(chosen, stage) for name, stage in NEEDED.items()}
-    rows = ("saliency", "behaviours")
-    told = [of for name in rows for run in reversed(chosen.of(NEEDED[name])) for of in _given(run, NEEDED["samples"])]
+    told = [of for name in ROWS for run in reversed(chosen.of(NEEDED[name])) for of in _given(run, NEEDED["samples"])]
     of_samples = {run.path.resolve(): run.path for run in chosen.of(NEEDED["samples"])}
     runs["samples"] = next((of_samples[path] for path in told if path in of_samples), runs["samples"])
     samples = runs["samples"] and runs["samples"].resolve()
     of_others = {}
-    for name in rows:
+    for name in ROWS:
         there = chosen.of(NEEDED[name])
         mine = [run for run in there if _given(run, NEEDED["samples"]) in ([], [samples])]
         if there and not mine:

@@ -259,7 +259,7 @@ function drawSaliency(image, maps, id, t) {
   byId("map").setAttribute("aria-label", `Saliency of ${state.q}, ${state.path}, sample ${id}, step ${t}`);
   byId("most").textContent = found && !found.late ? `full colour at ${number(found.most, 2)} ${unit} per unit of brightness` : "";
   const s = told.ids.indexOf(id);
-  if (!maps) said.textContent = "This sample has no saliency: give its id to python -m analysis.saliency --sample_ids.";
+  if (!maps) said.textContent = "This sample has no saliency in the run that is drawn: give its id to python -m analysis.saliency --sample_ids.";
   else if (!found) said.textContent = "Only the whole map is stored of a direction; serve shows the rest.";
   else if (found.late) said.textContent = `The quantity is read at step ${told.target}: later frames have no gradient.`;
   else {
