@@ -110,7 +110,7 @@ def main(config: SaliencyConfig) -> None:
     agent, spec = fingerprint(simulator.agent), simulator.world.spec
     pictures = [spec.obs[name] for name in spec.pictures]
     side = min((n for x in pictures for n in x.shape[:2]), default=config.window)
-    if config.window > side:
+    if "occlusion" in config.methods and config.window > side:
         raise UserError(f"--window {config.window} does not fit into a frame of {side} pixels")
     if config.quantised and not pictures:
         raise UserError("--quantised is for pictures; this world's observations are none")

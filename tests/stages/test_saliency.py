@@ -212,7 +212,7 @@ def test_the_video_can_be_played(runs: Path, tmp_path: Path) -> None:
         (["--noise", "nan"], "--noise"),
         (["--seed", "-1"], "--seed must be at least 0"),
         (["--memory_gb", "nan"], "--memory_gb"),
-        (["--window", "65", "--stride", "32"], "--window 65 does not fit into a frame of 64 pixels"),
+        (["--window", "65", "--methods", "occlusion"], "--window 65 does not fit into a frame of 64 pixels"),
         (["--samples", "HIDDEN"], "holds no rollouts"),
     ],
 )
@@ -226,6 +226,12 @@ def test_mistakes_leave_nothing(
     assert ended.value.code == 2 and not out.exists()
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line
+
+
+def test_a_window_that_nothing_is_covered_with_may_be_of_any_size(runs: Path, tmp_path: Path) -> None:
+    """The default one is larger than a frame of MiniGrid's, which has 7 pixels a side."""
+    words = ["--window", 65, "--methods", "plain", "--quantities", "value", "--sample_ids", 0, "--no-video"]
+    assert "plain_frames_value" in explain(runs, tmp_path / "saliency", *words).arrays
 
 
 @pytest.mark.parametrize(
