@@ -36,6 +36,7 @@ STAGE = "adopt"
 ROWS = 4  # worlds side by side that the check looks at
 BATCHES = 4  # observations of each
 EVERY = 5  # steps between them
+DARK = 32  # pictures without a byte as bright as this hardly show anything
 NOT_ALLOWED = -1e8  # logits below stand for choices that are not allowed (-1e9)
 
 Batch = Mapping[str, Tensor]
@@ -358,6 +359,14 @@ def observations(spec: EnvSpec, seed: int) -> list[dict[str, Tensor]]:
     return out
 
 
+def seem_to_be_codes(spec: EnvSpec, seen: Sequence[Batch]) -> list[str]:
+    """A note on each picture that may hold numbers of things, as MiniGrid's own encoding does, and not brightness."""
+    of_bytes = [name for name in spec.pictures if spec.obs[name].dtype == "uint8"]
+    most = {name: max(int(obs[name].max()) for obs in seen) for name in of_bytes}
+    return [f"{name} has no byte above {n}: numbers of things, taken for brightness, are an all but black picture"
+            for name, n in most.items() if 0 < n < DARK]  # fmt: skip
+
+
 def options_of(text: str) -> dict[str, Any]:
     """A JSON object, or the file that holds one.  Raises UserError."""
     plain = text.lstrip().startswith(("{", "["))  # else a file's name
@@ -388,7 +397,8 @@ def main(config: AdoptConfig) -> None:
     module = source.run(("make_agent",))
     agent = build(module, source, spec)
     fill_or_none(agent, "agent", module, tensors, config.weights, config.module)
-    notes = check(agent, observations(spec, config.seed))
+    seen = observations(spec, config.seed)
+    notes = check(agent, seen) + seem_to_be_codes(spec, seen)
     with artefacts.new_run(config.out, STAGE, config, overwrite=config.overwrite) as run:
         file = config.weights
         origin = None if file is None else {"file": file.name, "sha256": hash_of(file)}

@@ -1,6 +1,6 @@
 """A convolutional agent with an LSTM for MiniGrid's RGB frames, as a module for ``python -m agents.adopt``.
 
-It takes frames of any size.  Its points besides ``h`` are the LSTM's cell and the embedding of the frame.
+It takes frames of 36 pixels a side or more.  Its points besides ``h`` are the LSTM's cell and the embedding of a frame.
 """
 
 from __future__ import annotations

@@ -159,6 +159,39 @@ def test_a_policy_of_rules_without_a_value_is_adopted_without_weights(
     assert "(points: h 4; its value is always 0: it is taken for a policy without one; SHA-" in capsys.readouterr().out
 
 
+CODES = """
+import gymnasium
+import numpy as np
+
+class Codes(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (7, 7, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.integers(0, LIMIT, (7, 7, 3), np.uint8), {}
+
+    def step(self, action):
+        return self.np_random.integers(0, LIMIT, (7, 7, 3), np.uint8), 0.0, False, False, {}
+
+def make_env():
+    return Codes()
+"""
+
+
+@pytest.mark.parametrize("limit", [11, 200])
+def test_codes_of_things_that_are_taken_for_a_picture_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: int
+) -> None:
+    encode = "x = obs['frames']\n        return (x.float() / (255 if x.dtype == torch.uint8 else 1)).flatten(1)[:, :4]"
+    (tmp_path / "rules.py").write_text(RULES.replace("return next(iter(obs.values()))", encode))
+    (tmp_path / "codes.py").write_text(CODES.replace("LIMIT", str(limit)))
+    world = str(tmp_path / "codes.py")
+    main(AdoptConfig(module=tmp_path / "rules.py", env=world, out=tmp_path / "run", threads=1))
+    said = "frames has no byte above 10: numbers of things, taken for brightness, are an all but black picture"
+    assert (said in capsys.readouterr().out) == (limit == 11)
+
+
 def test_an_agent_of_rules_is_not_its_own_control_and_is_patched(tmp_path: Path) -> None:
     """Itself was told to be "itself, weights shuffled", from which nothing that it knows differs."""
     (tmp_path / "rules.py").write_text(RULES)
