@@ -202,6 +202,8 @@ def how_told(store: RolloutStore) -> str:
         return "these are samples of a simulator: give what record.py recorded in the real world"
     if store.spec.env_id.startswith("procgen/"):
         return "record it again with python record.py --truth all (docs/truth.md)"
+    if store.spec.env_id.startswith(("gymnasium/", "module/")):
+        return "worlds of Gymnasium tell their seeds alone (docs/bring-your-own.md: Starts)"
     return "record a world that tells it (docs/bring-your-own.md: truth/NAME)"
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from agents import adopt as adopt_agent, record
 from agents.load import load_agent
 from analysis.coupling import __main__ as coupling
+from analysis.probes import __main__ as probes
 from analysis.saliency import __main__ as saliency
 from analysis.target_functions import __main__ as target_functions
 from core import artefacts, config as cli
@@ -104,6 +105,14 @@ def test_every_stage_takes_it(house: Path, tmp_path: Path, name: str, monkeypatc
     manifest = artefacts.read_manifest(tmp_path / "out")
     assert manifest["facts"]["agent"] == artefacts.read_manifest(house / "agent")["facts"]["agent"]
     assert artefacts.verify(tmp_path / "out") == []
+
+
+def test_probes_say_that_it_tells_no_labels(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    said = r"no ground truth to read; worlds of Gymnasium tell their seeds alone \(docs/bring-your-own.md: Starts\)"
+    with pytest.raises(UserError, match=said):
+        run(probes, "ProbesConfig", house / "rollouts", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("what", ["--simulator simulator", pytest.param("--policy agent", marks=pytest.mark.slow)])
