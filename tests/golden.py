@@ -74,6 +74,8 @@ CHANGED = {
     "coupling*correlat*": "of what the clock does not explain",
     "coupling*agree*": "so too",
     "coupling*edges.csv:*r": "so too",
+    "*fidelity*:low": "of an average precision, with room for events that nobody foretold",
+    "*average_precision*:interval": "so too",
 }
 
 

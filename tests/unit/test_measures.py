@@ -61,6 +61,23 @@ def test_interval_of_average_precision_covers(
     assert np.mean(holds) >= (0.88 if episodes == 8 else 0.9)
 
 
+def test_events_that_were_all_foretold_leave_room_for_one_that_is_not() -> None:
+    """Most recordings of 8 episodes have all endings foretold by so good a forecaster: their interval was 1 to 1."""
+
+    def endings(generator: np.random.Generator, episodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        happens = np.tile(np.arange(30) == 29, episodes)
+        return generator.normal(size=30 * episodes) + 5 * happens, happens, np.repeat(np.arange(episodes), 30)
+
+    score, happens, _ = endings(np.random.default_rng(0), 20_000)
+    true, holds = average_precision(score, happens), []
+    assert 0.95 < true < 0.999
+    for seed in range(100):
+        e = precision_estimate(*endings(np.random.default_rng(seed), 8), np.random.default_rng(0))
+        assert e.low <= e.value <= e.high and e.low < 1
+        holds.append(e.low <= true <= e.high)
+    assert np.mean(holds) >= 0.95  # .13 without the room
+
+
 def test_brier_and_calibration_by_hand() -> None:
     chance, event = np.array([0.05, 0.05, 0.95, 0.95]), np.array([False, True, True, True])
     assert brier_terms(chance, event).mean() == pytest.approx((0.0025 + 0.9025 + 2 * 0.0025) / 4)

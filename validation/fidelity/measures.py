@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from core.artefacts import finite
-from core.stats import LOGIT, Estimate, jackknife, jackknifed, left_out, share_of
+from core.stats import LOGIT, Estimate, failure_not_met, jackknife, jackknifed, left_out, share_of
 
 BINS = 10  # of equal width, in a reliability table
 FORECASTS = 200  # draws of what a calibrated forecaster would have met
@@ -41,15 +41,17 @@ def average_precision(score_N: np.ndarray, event_N: np.ndarray) -> float:
 def precision_estimate(
     score_N: np.ndarray, event_N: np.ndarray, episode_N: np.ndarray, rng: np.random.Generator
 ) -> Estimate:
-    """Average precision with its interval over episodes (jackknife of its logit); NaN where nothing happened, no
-    interval where it happened in one episode only."""
+    """Average precision with its interval over episodes (jackknife of its logit, with room for episodes whose event is
+    not foretold and that none was: ``failure_not_met``); NaN where nothing happened, no interval where it happened in
+    one episode only."""
     count = len(np.unique(episode_N))
     if not event_N.any():
         return Estimate.unknown(count)
     value, low, high = jackknife(
         lambda rows: average_precision(score_N[rows], event_N[rows]), episode_N, rng=rng, link=LOGIT
     )
-    return Estimate(float(value), float(low), float(high), count)
+    least = failure_not_met(float(low), len(np.unique(episode_N[event_N])))
+    return Estimate(float(value), least, float(high), count)
 
 
 def ssim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
