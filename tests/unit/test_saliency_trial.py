@@ -201,6 +201,20 @@ def test_a_quantity_that_no_removal_changes_is_left_open() -> None:
     assert np.isnan(estimate_of(rows[0], "rank").value)
 
 
+@pytest.mark.parametrize(("starts", "told"), [(6, 0.3), (10, 0.15)])
+def test_a_method_that_few_starts_show_is_not_told_to_find_nothing(starts: int, told: float) -> None:
+    """Right at some of the starts, silent at the others: a mean rank correlation above the smallest size of .1, which a
+    sample without such a start has nothing of."""
+    said = []
+    for seed in range(60):
+        g = np.random.default_rng(seed)
+        of, true = np.repeat(np.arange(starts), 4), g.random(4 * starts) + 0.1
+        size = np.where(np.repeat(g.random(starts) < told, 4), true, 1.0)
+        claim = Claim(GRADIENT, "", "value", size, None, g.random((4, len(of))), g.random((4, len(of))))
+        said.append(score_rows([claim], {}, {"value": true}, of, {}, 0.1, g)[0]["finds"])
+    assert np.mean([x == NO for x in said]) <= 0.07  # .16 and .19 without room for such starts
+
+
 def test_verdicts() -> None:
     sure, wide = Estimate(0.5, 0.4, 0.6, 50), Estimate(0.2, -0.1, 0.5, 50)
     nothing = Estimate(0.0, -0.05, 0.05, 50)
