@@ -24,7 +24,7 @@ from core.config import read_json
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.progress import track
-from core.stats import ALPHA, benjamini_hochberg, jackknife
+from core.stats import ALPHA, benjamini_hochberg, failure_not_met, gain_not_met, jackknife
 
 FEWEST_UNITS = 2  # levels in which a description holds somewhere
 
@@ -110,8 +110,10 @@ def matches(
     least: the smallest correlation that is a match.  A description *matches* its best code where the 95 % interval of
     their correlation, over whole levels, lies above it, and both kinds' q <= .05 (over descriptions, of the largest
     correlation over codes); it goes with it *by time* where only the codes rotated are beaten, not those exchanged;
-    there is *none* where the interval lies below; else it is *open*.  It is *not seen* where it holds in fewer than
-    two levels, and there is nothing to match where it holds *always*, in every state, or all states have *one code*.
+    there is *none* where the interval lies below; else it is *open*.  The interval leaves room for levels of a kind
+    that none of those in which the description holds was (``core.stats.gain_not_met``, ``failure_not_met``).  It is
+    *not seen* where it holds in fewer than two levels, and there is nothing to match where it holds *always*, in every
+    state, or all states have *one code*.
     """
     rng = np.random.default_rng(seed)
     phi_CD = phi(states.code_N, holds_ND, states.codes)
@@ -134,6 +136,8 @@ def matches(
             return float(phi(mine_N[rows], holds_N[rows, None], 2)[1, 0])
 
         value, low, high = (float(x) for x in jackknife(of, states.unit_N, rng=rng))
+        where = int(levels_D[d])  # another level in which it holds may go wholly with the code, or not at all
+        low, high = failure_not_met(low, where), gain_not_met(value, high, where, 0.95)
         q = {kind: float(q_D[i]) for kind, q_D in q_of.items()}
         sure = low > least and q["rotated"] <= ALPHA
         verdict = "none" if high < least else "open"

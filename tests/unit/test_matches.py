@@ -83,6 +83,18 @@ def test_what_has_nothing_to_do_with_codes_matches_none(kind: str) -> None:
         assert row["verdict"] in ("none", "open")
 
 
+def test_what_holds_in_few_levels_is_not_told_to_have_no_match() -> None:
+    """It holds in 2 of 20 levels, in each of which it goes with the code or not, like a coin: of many levels a
+    correlation of .4.  Where it goes with it in neither, these two do not say that it never does."""
+    t_N, level_N = np.tile(np.arange(STEPS), EPISODES), np.arange(EPISODES * STEPS) // (2 * STEPS)
+    holds_N = (level_N < 2) & (t_N < 12)
+    for goes in ([False, False], [True, False], [True, True]):
+        with_it_N = holds_N & np.array([*goes, *[False] * 18])[level_N]
+        code_N = np.where(with_it_N, 1, np.where((t_N % 20 == 19) & ~holds_N, 1, 0))
+        (row,) = found(code_N, holds_N)
+        assert row["verdict"] != "none" and row["low"] <= row["phi"] <= row["high"] > 0.3
+
+
 def test_what_only_time_brings_together_is_no_match() -> None:
     rng = np.random.default_rng(3)
     t_N = np.tile(np.arange(STEPS), EPISODES)
