@@ -173,7 +173,7 @@ def test(sample: Sample, rng: np.random.Generator, draws: int = DRAWS) -> Tested
         if np.isnan(step):
             continue
         for estimates, level in ((wide, 0.95), (narrow, 0.90)):
-            _as_share(estimates, (j, 4 * count + j), (s[:, j] / step, world[:, j] / step), step, level)
+            as_share(estimates, (j, 4 * count + j), (s[:, j] / step, world[:, j] / step), step, level)
             _no_nearer(estimates, j, count, float(f[:, j].mean()), float(sign[j]))
     known = ~np.isnan(world).any(0)
     nothing = Estimate(np.nan, np.nan, np.nan, len(s))
@@ -188,7 +188,7 @@ def test(sample: Sample, rng: np.random.Generator, draws: int = DRAWS) -> Tested
     )  # fmt: skip
 
 
-def _as_share(
+def as_share(
     estimates: list[Estimate], places: Sequence[int], changes: Sequence[np.ndarray], step: float, level: float
 ) -> None:
     """Estimates of changes by -1, 0 or 1 steps, in place."""

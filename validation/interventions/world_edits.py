@@ -22,6 +22,8 @@ from agents.play import tensors
 from core.config import nearest
 from core.contracts import Editable, Step, UserError, VecEnv
 from core.stats import ALPHA, benjamini_hochberg, means
+from validation.interventions.statistics import step_of
+from validation.interventions.verdicts import as_share
 from validation.paired.course import in_words, is_late, unit_of
 from validation.paired.real import RealWorld
 
@@ -104,13 +106,15 @@ def world_edit_rows(world: RealWorld, edits: Sequence[WorldEdit], rng: np.random
         after = {q: v[0] for q, v in altered(world, edit).measure([None]).items()}
         at_once = max(float(np.abs(after[q] - before[q]).max()) for q in before if not is_late(q))
         for q in (q for q in before if is_late(q)):
-            found = means((after[q] - before[q])[:, None], rng=rng)
-            low, high = found.interval()
+            change_N = after[q] - before[q]
+            found = means(change_N[:, None], rng=rng)
+            of_one, step = found.estimates(), step_of(q, before[q], change_N)
+            if np.isfinite(step):  # an event: that no start's changed does not say that none would
+                as_share(of_one, (0,), (change_N / step,), step, 0.95)
+            (e,) = of_one
             rows.append({
-                "edit": edit.name, "shown": edit.shown, "quantity": q, "unit": unit_of(q),
-                "effect": float(found.value_Q[0]),
-                "low": float(low[0]), "high": float(high[0]), "p": float(found.p()[0]), "n": len(world.starts),
-                "at_once": at_once,
+                "edit": edit.name, "shown": edit.shown, "quantity": q, "unit": unit_of(q), "effect": e.value,
+                "low": e.low, "high": e.high, "p": float(found.p()[0]), "n": len(world.starts), "at_once": at_once,
             })  # fmt: skip
     for row, q in zip(rows, benjamini_hochberg([row["p"] for row in rows]), strict=True):
         row["q"] = float(q)
