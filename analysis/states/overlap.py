@@ -26,7 +26,8 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
     2019, with neighbours from other episodes only; undefined where no state has as many); ``frechet`` distance of the
     two Gaussians, in shares of the real variance; ``told_apart`` of core.two_sample (0.5: not).
     The first three are taken between disjoint random halves of the episodes, whose spread is the interval.  A number
-    that is not defined in every half is None, and ``reason`` says why; ``floor_reason``: why the floor has no interval.
+    that is not defined in every half is None, and ``reason`` says why; ``floor_reason``: why the floor has no interval,
+    nor, between halves, the number itself.
     """
     real_rows, other_rows = np.flatnonzero(real_N), np.flatnonzero(~real_N)
     # As many states a side whoever is compared: the measures depend on it.

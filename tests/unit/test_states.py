@@ -82,7 +82,11 @@ def test_a_floor_of_few_episodes_has_no_interval_and_says_so(episodes: int, know
     assert row["low"] is not None and row["floor"] is not None and row["reason"] == ""
     assert (row["floor_low"] is not None) == known == (row["floor_high"] is not None)
     assert row["floor_reason"] == ("" if known else "no interval of fewer than 4 episodes on a side")
-    assert not any(r["floor_reason"] for name, r in found.items() if name != "told_apart")
+    for r in (found["inside"], found["covered"], found["frechet"]):  # halves, whose own interval is none either
+        assert (r["low"] is not None) == (known and r["simulated"] is not None)
+        assert (r["floor_high"] is not None) == (known and r["floor"] is not None)
+        assert r["floor_reason"] == ("" if r["reason"] else row["floor_reason"])
+    assert found["frechet"]["reason"] == ""
 
 
 def test_overlap_says_which_of_two_sources_is_the_narrower() -> None:
