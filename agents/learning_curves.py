@@ -22,7 +22,7 @@ from core.contracts import UserError
 from core.figures import figure_of, minus
 from core.files import csv_of, read_bytes
 from core.pages import label_colours
-from core.stats import student
+from core.stats import TIE, student
 from core.training import STATE, RunOptions, unfinished_curve
 from envs.procgen_returns import returns_of
 
@@ -67,7 +67,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Band:
-    """Mean over seeds with its 95 % interval (Student).  One seed has that over episodes, or none."""
+    """Mean over seeds with its 95 % interval (Student).  One seed has that over episodes, or none; seeds that all have
+    the same have none."""
 
     method: str
     game: str
@@ -363,6 +364,8 @@ def _band(
     low_T, high_T = mean_T - half_T, mean_T + half_T
     if len(parts) > 1:
         half_T = student(len(parts), 0.95) * rows_RT.std(0, ddof=1) / np.sqrt(len(parts))
+        alike_T = np.ptp(rows_RT, 0) <= TIE * np.abs(rows_RT).max(0)
+        half_T[alike_T] = np.nan  # that all seeds have the same does not tell how far another would be
         low_T, high_T = mean_T - half_T, mean_T + half_T
     elif bounds_U2 is not None:
         low_T, high_T = bounds_U2.T

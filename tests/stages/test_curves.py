@@ -96,6 +96,15 @@ def test_runs_that_share_no_steps_have_no_mean() -> None:
     assert (band.step_T.tolist(), band.mean_T.tolist()) == ([1e5], [105])
 
 
+def test_seeds_that_all_have_the_same_have_no_interval() -> None:
+    """Two seeds that reach every coin have returns of 10: the interval was 10 to 10, of two runs."""
+    steps = [1e4, 2e4, 3e4]
+    one, other = a_curve("1", steps), replace(a_curve("2", steps), return_U=np.array([10.0, 20.1, 30.0]))
+    (band,) = bands_of([one, other], smoothing=0, drop=0, normalise=False)[0]
+    assert np.isnan(band.low_T).tolist() == np.isnan(band.high_T).tolist() == [True, False, True]
+    assert band.mean_T == pytest.approx([10, 20.05, 30]) and band.low_T[1] < 20 < 20.1 < band.high_T[1]
+
+
 def test_results_are_means_of_updates_that_are_not_dropped() -> None:
     curve = a_curve("1", [1e3 * i for i in range(1, 21)])
     (row,) = bands_of([curve], smoothing=0.9, drop=10, normalise=False)[1]
