@@ -76,6 +76,8 @@ CHANGED = {
     "coupling*edges.csv:*r": "so too",
     "*fidelity*:low": "of an average precision, with room for events that nobody foretold",
     "*average_precision*:interval": "so too",
+    "ratings/*ratings.csv:low": "with room for worlds that were not met",
+    "ratings/*ratings.csv:high": "so too",
     "*fidelity*:high": "no interval of halves of fewer than eight episodes",
     "*_distance*:interval": "so too",
     "*overlap*:low": "so too",

@@ -13,7 +13,7 @@ from agents.nmmo_evaluate import STAGE as EVALUATION
 from core import artefacts
 from core.contracts import UserError
 from core.figures import REAL, figure_of
-from core.stats import DRAWS, benjamini_hochberg, jackknife, means
+from core.stats import DRAWS, benjamini_hochberg, failure_not_met, jackknife, means
 from envs.nmmo_tasks import CATEGORIES
 
 UNITS = {
@@ -165,8 +165,12 @@ def pairs(by_world: dict[str, np.ndarray], rng: np.random.Generator, resamples: 
 
 
 def rating_rows(by_world: dict[str, np.ndarray], rng: np.random.Generator, resamples: int) -> list[dict[str, Any]]:
-    """Elo-like ratings by who lives longer in a shared world, with intervals over worlds; none where all worlds say the
-    same, as of one policy that always wins, which does not say how often it would not."""
+    """Elo-like ratings by who lives longer in a shared world, with intervals over worlds.
+
+    These leave room for worlds of a kind that none was, in which a policy loses, or wins, against all that it met
+    (``core.stats.not_met``).  A policy that some other has not beaten, nor by way of one that it has beaten, has no
+    upper end: nothing says by how much it is better; so of the lower end of one that has not beaten another.
+    """
     length_WP = np.stack([of[:, 0] for of in by_world.values()], 1)
     win_WPP = np.where(
         np.isnan(length_WP[:, :, None] + length_WP[:, None]),
@@ -176,12 +180,26 @@ def rating_rows(by_world: dict[str, np.ndarray], rng: np.random.Generator, resam
     for p in range(len(by_world)):
         win_WPP[:, p, p] = 0
     value, low, high = jackknife(lambda r: ratings(win_WPP[r]), np.arange(len(win_WPP)), rng=rng, draws=resamples)
-    alike = np.isclose(low, high)
-    low, high = (np.where(alike, np.nan, end) for end in (low, high))
+    won_PP = win_WPP.sum(0)
+    low, high = np.minimum(low, _unmet(won_PP, len(win_WPP), -1)), np.maximum(high, _unmet(won_PP, len(win_WPP), 1))
+    above_PP = np.linalg.matrix_power((won_PP > 0) + np.eye(len(won_PP)), len(won_PP)) > 0  # by way of others, too
+    low, high = np.where(above_PP.all(1), low, np.nan), np.where(above_PP.all(0), high, np.nan)
     return [
         {"policy": name, "rating": value[p], "low": low[p], "high": high[p], "worlds": len(win_WPP)}
         for p, name in enumerate(by_world)
     ]
+
+
+def _unmet(won_PP: np.ndarray, worlds: int, sign: int) -> np.ndarray:
+    """Each policy's rating [P] if it lost (sign -1) or won (1) against all that it met in as many further worlds as can
+    all have been missed."""
+    more = worlds * (1 - failure_not_met(1.0, worlds))
+    out = np.empty(len(won_PP))
+    for p, met_P in enumerate(won_PP + won_PP.T > 0):
+        further_PP = np.zeros_like(won_PP)
+        (further_PP if sign > 0 else further_PP.T)[p] = more * met_P
+        out[p] = ratings(np.stack([won_PP, further_PP]))[p]
+    return out
 
 
 def draw(result: artefacts.Result, path: Path) -> None:
