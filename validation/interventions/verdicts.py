@@ -20,8 +20,9 @@ through_world   *exists*, asked of s - m.  Where m is 0 by construction (rewards
                 is tested.
 needed          yes: the mean of (s - f)^2 lies below that of (s - g)^2 for every g, the 95 % interval of the paired
                 difference below 0.  no: for some g it does not lie below in any part of the interval, and the starts
-                tell what there was to foretell (the root mean square of s is of interest, or *exists* is no).  Else
-                open, as it is where s and f are 0 at every start.
+                tell what there was to foretell (the root mean square of s is of interest, or *exists* is no).  Where f
+                and g are the same at every start, these are as many as cannot all miss a difference of interest
+                (``not_met``).  Else open, as it is where s and f are 0 at every start.
 
 confirmed       exists, size as foretold, special.  "The simulator foretold it" needs through_world and needed, too;
                 where one of them is no, memory alone foretells it; else it is not shown that the world was needed.
@@ -116,7 +117,9 @@ class Tested(NamedTuple):
     def needed(self, j: int, there: str, smallest: float) -> str:
         """Whether a world was needed to foretell it."""
         told = foretellable([there], self.rms[[j]], smallest, self.nothing[[j]])
-        return needed({name: some[j] for name, some in self.worse.items()}, told)
+        same = Estimate(0.0, 0.0, 0.0, self.seen[j].n)
+        missable = not_met(same, float(self.reach[j]), 0.90).high >= smallest
+        return needed({name: some[j] for name, some in self.worse.items()}, told, missable)
 
     def paths(self, j: int, unit: float) -> dict[str, float]:
         """For its row: what memory alone does and what lies beyond it; {} where the first is 0 by construction."""
@@ -270,14 +273,16 @@ def foretellable(there: Sequence[str], rms: np.ndarray, smallest: float | np.nda
     return bool((rms >= smallest).any() or (set(there) == {NO} and not nothing.all()))
 
 
-def needed(worse: Mapping[str, Estimate], told: bool) -> str:
+def needed(worse: Mapping[str, Estimate], told: bool, missable: bool = False) -> str:
     """yes, no or open: does the simulator foretell better than every prediction that needs no world?  told: there was
-    something to foretell (``foretellable``)."""
+    something to foretell (``foretellable``); missable: so few starts can all have missed those, of interest, at which
+    two predictions differ that are the same at each of these."""
     if any(e.n < LEAST_STARTS for e in worse.values()):
         return OPEN
     if all(e.high < 0 for e in worse.values()):
         return YES
-    return NO if told and any(e.low >= 0 for e in worse.values()) else OPEN
+    tells = told and any(e.low >= 0 and (e.high > 0 or not missable) for e in worse.values())
+    return NO if tells else OPEN
 
 
 def verdict(there: str, how_much: str, special: str, foretold: float, smallest: float) -> str:
