@@ -154,9 +154,21 @@ def test_claims_say_whether_the_members_of_an_ensemble_foretell_them(dirs):
 def test_members_agree_where_their_difference_is_of_no_interest(first, other, noise, answer):
     rng = np.random.default_rng(0)
     foretold = np.array([first, first, other]) + noise * rng.standard_normal((60, 3))
-    found = agreement_of(foretold, 0.1, rng)
+    found = agreement_of(foretold, 0.1, 0.5, rng)
     assert found.answer == answer
     assert [e.value for e in found.foretold] == pytest.approx(foretold.mean(0))
+
+
+def test_members_that_differ_at_few_starts_are_not_told_to_agree():
+    """By 6 spreads at one in 20, .3 on the mean, where .25 are of interest: of 32 starts a fifth of samples has none,
+    and none in hand is as large as the quantity's own range, which is what such a start could show."""
+    said = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        quantity, first = rng.standard_normal(32), 0.5 + 0.1 * rng.standard_normal(32)
+        other = first - 6 * (rng.random(32) < 0.05)
+        said.append(agreement_of(np.stack([first, other], 1), 0.1, float(np.ptp(quantity)), rng).answer)
+    assert said.count("yes") <= 1  # of 40; 11 where the effects in hand were the largest that there could be
 
 
 def test_samples_of_an_ensemble_begin_at_the_same_frames(dirs):

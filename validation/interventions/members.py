@@ -8,7 +8,8 @@ Per start: f_1, what the first member foretells; f_m, what another does.  A diff
 smallest size of interest, and at least half of what the first foretells.
 
 agree           yes: the 90 % interval of the mean of f_m - f_1 lies inside that size for every m, starts that were not
-                met included (``core.stats.not_met``).  no: the 95 % interval lies beyond it for some m.  Else open.
+                met included, each with the largest change that the quantity could show (``core.stats.not_met``).  no:
+                the 95 % interval lies beyond it for some m.  Else open.
 
 N starts (independent units), M members.
 """
@@ -22,7 +23,7 @@ import numpy as np
 
 from core.stats import Estimate, means, not_met
 from validation.hypotheses.grammar import Hypothesis
-from validation.interventions.statistics import Effects, about, changed_share
+from validation.interventions.statistics import Effects, about, changed_share, reach_of
 from validation.interventions.verdicts import DRAWS, LEAST_STARTS, NO, OPEN, YES
 
 SAID = {
@@ -38,8 +39,9 @@ class Members(NamedTuple):
     foretold: list[Estimate]  # of every member, the first one first
 
 
-def agreement_of(foretold_NM: np.ndarray, smallest: float, rng: np.random.Generator) -> Members:
-    """foretold: what each member foretells at every start, in the quantity's own unit, as ``smallest`` is."""
+def agreement_of(foretold_NM: np.ndarray, smallest: float, reach: float, rng: np.random.Generator) -> Members:
+    """foretold: what each member foretells at every start, in the quantity's own unit, as ``smallest`` is, and
+    ``reach``, the largest change that the quantity could show."""
     less_NM = foretold_NM[:, 1:] - foretold_NM[:, :1]
     found = means(np.concatenate([foretold_NM, less_NM], 1), rng=rng, draws=DRAWS)
     count = foretold_NM.shape[1]
@@ -50,7 +52,6 @@ def agreement_of(foretold_NM: np.ndarray, smallest: float, rng: np.random.Genera
         if any(max(e.low, -e.high) > bound for e in wide[count:]):
             answer = NO
         else:
-            reach = float(np.ptp(np.append(foretold_NM, 0.0)))
             apart = [not_met(e, reach, 0.90) for e in narrow[count:]]
             answer = YES if all(max(-e.low, e.high) < bound for e in apart) else OPEN
     return Members(answer, wide[:count])
@@ -72,6 +73,15 @@ def foretold_of(claim: Mapping[str, Any], effects: Effects, hypotheses: Sequence
     return np.stack(found, 1) if len(found[0]) else None
 
 
+def _reach_of(claim: Mapping[str, Any], effects: Effects, hypotheses: Sequence[Hypothesis]) -> float:
+    """The largest change that what a claim is about could show, in any member: of an event 1."""
+    if "quantity" not in claim:
+        return 1.0
+    g, q = next(i for i, h in enumerate(hypotheses) if h.name == claim["hypothesis"]), claim["quantity"]
+    runs = (effects.foretold["own"], *effects.members)
+    return reach_of(q, effects.expected[q], np.stack([run[q][g] for run in runs]))
+
+
 def tell(
     claims: Sequence[dict[str, Any]], effects: Effects, hypotheses: Sequence[Hypothesis], share: float,
     rng: np.random.Generator,
@@ -84,7 +94,8 @@ def tell(
         if foretold_NM is None:
             continue
         unit = claim.get("unit", "share of the starts")
-        found = agreement_of(foretold_NM, float(claim.get("smallest", share)), rng)
+        reach = _reach_of(claim, effects, hypotheses)
+        found = agreement_of(foretold_NM, float(claim.get("smallest", share)), reach, rng)
         told = ", ".join(f"{e.value:+.3g} [{e.low:+.3g}, {e.high:+.3g}]" for e in found.foretold)
         claim["members"] = found.answer
         claim["parts"]["members"] = {"answer": found.answer, "words": f"foretold, member by member: {told} {unit}"}
