@@ -21,7 +21,7 @@ from core.artefacts import Result, new_run, read_manifest
 from core.contracts import UserError
 from core.directions import Basis, fingerprint
 from core.interventions import AtSteps, Resample
-from core.stats import Estimate
+from core.stats import Estimate, gain_not_met
 from core.when import Rule
 from envs.procgen import ProcgenEnv, ProcgenOptions
 from envs.procgen_edits import Edit, parse_edit
@@ -360,6 +360,24 @@ def test_setting_back_all_that_an_edit_moved_restores_the_action(world: EditedWo
         own, none = (found[name, "policy"] for name in basis.names)
         assert own.restored[0].value == pytest.approx(own.row["moved_by_edit"], abs=1e-5) and own.row["n"] == 1
         assert none.restored[0].value == pytest.approx(0, abs=1e-5)
+
+
+def test_starts_that_were_not_met_may_show_as_much_as_a_policy_can(world: EditedWorld) -> None:
+    """Of an edit that moves the policy at few starts none in hand may be such a start: the room was as large as the
+    most that it moved at these."""
+    edit, plain = fixed(world, "remove crate"), world.course(nobody(world))
+    assert plain.course.h_RTH is not None
+    lift = torch.eye(plain.course.h_RTH.shape[-1])[:2]
+    basis = Basis("own", torch.zeros(lift.shape[1]), torch.ones(lift.shape[1]), lift.T.contiguous(), lift)
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    found = tried(
+        world, "all", edit, plain, world.course(edit), basis, [Edge(0, 1, 1, "", 1.0)], 1, 0.1, rng, generator
+    )
+    policies = [t for t in found if t.row["quantity"].startswith("policy")]
+    assert policies
+    for t in policies:
+        (mean, mean_90, _), room = t.restored, gain_not_met(0.0, 0.0, t.row["n"], 0.9)
+        assert t.row["moved_by_edit"] < 0.5 and mean_90.high >= mean.value + room and mean_90.low <= mean.value - room
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def tried(
             unit = 1.0 if q.startswith("policy") else spread_of(base)
             if not unit:
                 continue
+            reach = 1.0 if base.ndim > 1 else float(np.ptp(np.concatenate([base, others[0]]))) / unit
             edited_N, *left_N = (_apart(x, base)[here] / unit for x in others)
             restored_RN = edited_N - np.stack(left_N)
             row: dict[str, Any] = {"edit": change, "source": basis.names[source], "quantity": q}
@@ -122,7 +123,7 @@ def tried(
                         "J": edge.effect}  # fmt: skip
             row["moved_by_edit"] = float(edited_N.mean() * unit)
             least = SHARES if q.startswith("policy") else smallest
-            restored = _mean(restored_RN[0], edited_N.max(), rng)  # more than what was moved cannot be set back
+            restored = _mean(restored_RN[0], reach, rng)
             out.append(Tried(row, moved, restored, restored_RN[1:].mean(1), unit, least))
     return out
 
