@@ -313,11 +313,8 @@ def tables_of(
             row["input"] = name
         last = out[paths[-1]]
         states, _ = subjects([x for x in inputs])
-        of = {row["target"]: row for row in others}
-        last["advantages"] += [
-            apart(row, of[row["target"]], config.smallest)
-            for row in last["inputs"] if row["input"] in states and row["target"] in of and row["kind"] != "control"
-        ]  # fmt: skip
+        mine = [row for row in last["inputs"] if row["input"] in states]
+        last["advantages"] += apart(mine, others, config.smallest)
         last["inputs"] += others
     return out
 

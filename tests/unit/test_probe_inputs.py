@@ -182,14 +182,29 @@ def test_the_area_of_a_good_reading_leaves_room_for_units_that_it_misses() -> No
 
 
 def test_two_recordings_are_compared_by_their_intervals() -> None:
-    one = {"target": "x", "input": "h", "metric": "r2", "score": 0.5, "score_low": 0.4, "score_high": 0.6, "n": 9}
+    one = {"target": "x", "input": "h", "metric": "r2", "score": 0.5, "score_low": 0.4, "score_high": 0.6, "n": 9,
+           "kind": "number", "units_varying": 9}  # fmt: skip
     other = {**one, "input": "visible", "score": 0.2, "score_low": 0.16, "score_high": 0.23}
-    row = apart(one, other, 0.02)
+    (row,) = apart([one], [other], 0.02)
     assert row["advantage"] == pytest.approx(0.3) and row["verdict"] == "yes"
-    assert row["advantage_low"] == pytest.approx(0.3 - np.hypot(0.1, 0.03))
-    assert (
-        apart(other, one, 0.02)["verdict"] == "no" and apart(one, {**one, "score_low": None}, 0.02)["verdict"] == "open"
-    )
+    half = np.hypot(0.1, 0.03)
+    assert row["advantage_low"] == pytest.approx(0.3 - half)
+    assert row["p"] == row["q"] == pytest.approx(2 * scipy_stats.norm.sf(0.3 / half * scipy_stats.norm.ppf(0.975)))
+    assert apart([other], [one], 0.02)[0]["verdict"] == "no"
+    for unknown in ({"score_low": None}, {"units_varying": 2}, {"score_low": 0.5, "score_high": 0.5}):
+        (row,) = apart([{**one, **unknown}], [{**other, "score_low": 0.2, "score_high": 0.2}], 0.02)
+        assert row["verdict"] == "open", unknown
+
+
+def test_recordings_that_say_the_same_are_not_told_apart_by_one_of_many_targets() -> None:
+    """Of 45 targets one clears its own 95 % interval; by their 95 % intervals alone it was a yes."""
+    scores = [{"target": f"t{i}", "input": "h", "metric": "r2", "score": 0.3, "score_low": 0.2, "score_high": 0.4,
+               "n": 9, "kind": "number", "units_varying": 9} for i in range(45)]  # fmt: skip
+    others = [{**row, "input": "other"} for row in scores]
+    scores[7] |= {"score": 0.47, "score_low": 0.37, "score_high": 0.57}
+    found = apart(scores, others, 0.02)
+    assert found[7]["advantage_low"] > 0.02 and found[7]["q"] > 0.05
+    assert {row["verdict"] for row in found} == {"open"}
 
 
 def test_the_paper_table_is_markdown_and_latex(found: tuple[Table, list[dict[str, Any]]]) -> None:
