@@ -137,7 +137,7 @@ def matches(
 
         value, low, high = (float(x) for x in jackknife(of, states.unit_N, rng=rng))
         where = int(levels_D[d])  # another level in which it holds may go wholly with the code, or not at all
-        low, high = failure_not_met(low, where), gain_not_met(value, high, where, 0.95)
+        low, high = failure_not_met(low, where), min(gain_not_met(value, high, where, 0.95), 1.0)
         q = {kind: float(q_D[i]) for kind, q_D in q_of.items()}
         sure = low > least and q["rotated"] <= ALPHA
         verdict = "none" if high < least else "open"

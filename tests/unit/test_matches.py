@@ -93,6 +93,7 @@ def test_what_holds_in_few_levels_is_not_told_to_have_no_match() -> None:
         code_N = np.where(with_it_N, 1, np.where((t_N % 20 == 19) & ~holds_N, 1, 0))
         (row,) = found(code_N, holds_N)
         assert row["verdict"] != "none" and row["low"] <= row["phi"] <= row["high"] > 0.3
+        assert row["high"] <= 1  # a correlation's
 
 
 def test_what_only_time_brings_together_is_no_match() -> None:
