@@ -29,7 +29,9 @@ from core.stats import (
     LOGIT,
     LOST,
     PLAIN,
+    Estimate,
     benjamini_hochberg,
+    difference,
     failure_not_met,
     gain_not_met,
     jackknifed,
@@ -276,30 +278,31 @@ def apart(
     """A row a score of ``table`` whose target ``others`` has, too: the difference of the scores of two recordings,
     which share no unit, from their intervals (Zou & Donner 2008, "Construction of confidence limits about effect
     measures"); p as of a normal with the interval's half width towards 0.  Verdicts are of ``verdict``, of 95 %
-    intervals alone and q over these rows; open where the target varies in too few units of either."""
+    intervals alone (scores have no others) and q over these rows; open where the target varies in too few units of
+    either."""
     of = {row["target"]: row for row in others}
     out = [_difference(row, of[row["target"]]) for row in table if row["target"] in of and row["kind"] != "control"]
     for row, q in zip(out, benjamini_hochberg([row["p"] for row in out]), strict=True):
         row["p"], row["q"] = finite(row["p"]), finite(q)
-        row["verdict"] = OPEN if row["q"] is None else verdict(row, smallest)
+        known = row | {"advantage_high_90": row["advantage_high"]}
+        row["verdict"] = OPEN if row["q"] is None else verdict(known, smallest)
     return out
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     from scipy.special import ndtr, ndtri
 
-    a, b = one["score"], other["score"]
     row = {"target": one["target"], "input": one["input"], "over": other["input"], "probe": "linear",
            "metric": one["metric"], "advantage": None, "advantage_low": None, "advantage_high": None,
            "advantage_high_90": None, "p": np.nan, "n": one["n"]}  # fmt: skip
-    ends = [x[f"score_{end}"] for x in (one, other) for end in ("low", "high")]
-    if a is None or b is None or any(end is None for end in ends):
+    if None in [x[name] for x in (one, other) for name in ("score", "score_low", "score_high")]:
         return row
-    low, high = a - b - np.hypot(a - ends[0], ends[3] - b), a - b + np.hypot(ends[1] - a, b - ends[2])
-    row |= {"advantage": a - b, "advantage_low": low, "advantage_high": high, "advantage_high_90": high}
-    half = a - b - low if a > b else high - (a - b)
+    a, b = (Estimate(x["score"], x["score_low"], x["score_high"], x["n"]) for x in (one, other))
+    value, low, high, _ = difference(a, b)
+    row |= {"advantage": value, "advantage_low": low, "advantage_high": high}
+    half = value - low if value > 0 else high - value
     if half > 0 and min(x["units_varying"] for x in (one, other)) >= LEAST_VARYING:
-        row["p"] = float(2 * ndtr(-abs(a - b) / half * ndtri(0.975)))
+        row["p"] = float(2 * ndtr(-abs(value) / half * ndtri(0.975)))
     return row
 
 

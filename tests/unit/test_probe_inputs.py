@@ -188,6 +188,7 @@ def test_two_recordings_are_compared_by_their_intervals() -> None:
     (row,) = apart([one], [other], 0.02)
     assert row["advantage"] == pytest.approx(0.3) and row["verdict"] == "yes"
     half = np.hypot(0.1, 0.03)
+    assert row["advantage_high_90"] is None  # scores have intervals of 95 % alone
     assert row["advantage_low"] == pytest.approx(0.3 - half)
     assert row["p"] == row["q"] == pytest.approx(2 * scipy_stats.norm.sf(0.3 / half * scipy_stats.norm.ppf(0.975)))
     assert apart([other], [one], 0.02)[0]["verdict"] == "no"
