@@ -113,7 +113,7 @@ def tried(
             unit = 1.0 if q.startswith("policy") else spread_of(base)
             if not unit:
                 continue
-            reach = 1.0 if base.ndim > 1 else float(np.ptp(np.concatenate([base, others[0]]))) / unit
+            reach = 1.0 if q.startswith("policy") else reach_of(q, base, others[0] - base) / unit
             edited_N, *left_N = (_apart(x, base)[here] / unit for x in others)
             restored_RN = edited_N - np.stack(left_N)
             row: dict[str, Any] = {"edit": change, "source": basis.names[source], "quantity": q}

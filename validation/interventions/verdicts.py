@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.stats import ALPHA, Estimate, few, means, not_met, paired_share, units_for
+from core.stats import ALPHA, Estimate, few, gain_not_met, means, not_met, paired_share, units_for
 
 DRAWS = 4999  # of the bootstrap, at least: p-values go down to 2 / 5000
 SMALLEST = (0.1, 0.05)  # smallest sizes of interest: in spreads of a quantity; as a share of events
@@ -117,8 +117,7 @@ class Tested(NamedTuple):
     def needed(self, j: int, there: str, smallest: float) -> str:
         """Whether a world was needed to foretell it."""
         told = foretellable([there], self.rms[[j]], smallest, self.nothing[[j]])
-        same = Estimate(0.0, 0.0, 0.0, self.seen[j].n)
-        missable = not_met(same, float(self.reach[j]), 0.90).high >= smallest
+        missable = gain_not_met(0.0, 0.0, self.seen[j].n, 0.90, float(self.reach[j])) >= smallest
         return needed({name: some[j] for name, some in self.worse.items()}, told, missable)
 
     def paths(self, j: int, unit: float) -> dict[str, float]:
