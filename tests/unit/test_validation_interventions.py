@@ -629,20 +629,22 @@ def test_an_effect_that_no_start_met_is_not_refuted(starts, share, at_most):
     assert judged(0.02 * rng.standard_normal(192), np.full(192, 0.2))[:3] == ("no", "wrong", "refuted")
 
 
+@pytest.mark.parametrize("off", [0, 0.3])  # how far the simulator is off
 @pytest.mark.parametrize(("starts", "share"), [(16, 0.1), (32, 0.05)])
-def test_a_world_that_no_start_met_is_not_told_to_be_unneeded(starts, share):
+def test_a_world_that_no_start_met_is_not_told_to_be_unneeded(starts, share, off):
     """The change acts at every start through memory, as foretold, and at few through the world, too.  Where none of
-    these was met, memory alone foretells exactly what the simulator does."""
+    these was met, memory alone foretells as well as the simulator does, or better, as this is never exact."""
 
     def said(rng, starts, share):
         memory = 0.5 + 0.5 * rng.standard_normal(starts)
         foretold = memory + np.where(rng.random(starts) < share, 0.2 / share, 0)
         seen = foretold + 0.2 * rng.standard_normal(starts)
+        foretold = foretold + off * rng.standard_normal(starts)
         columns = (x[:, None] for x in (seen, foretold, memory))
         sample = verdicts.Sample(*columns, {"memory": memory[:, None]}, np.array([REACH]))
         return verdicts.test(sample, rng, 499).needed(0, "yes", 0.1)
 
-    assert "no" not in [said(np.random.default_rng(seed), starts, share) for seed in range(30)]  # .16 and .20 before
+    assert "no" not in [said(np.random.default_rng(seed), starts, share) for seed in range(30)]  # .10 to .27 before
     assert said(np.random.default_rng(0), 192, 1e-9) == "no"  # so many cannot all have missed a difference of interest
 
 

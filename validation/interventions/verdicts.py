@@ -20,9 +20,9 @@ through_world   *exists*, asked of s - m.  Where m is 0 by construction (rewards
                 is tested.
 needed          yes: the mean of (s - f)^2 lies below that of (s - g)^2 for every g, the 95 % interval of the paired
                 difference below 0.  no: for some g it does not lie below in any part of the interval, and the starts
-                tell what there was to foretell (the root mean square of s is of interest, or *exists* is no).  Where f
-                and g are the same at every start, these are as many as cannot all miss a difference of interest
-                (``not_met``).  Else open, as it is where s and f are 0 at every start.
+                tell what there was to foretell (the root mean square of s is of interest, or *exists* is no) and are
+                as many as cannot all miss a difference of interest (``gain_not_met``).  Else open, as it is where s
+                and f are 0 at every start.
 
 confirmed       exists, size as foretold, special.  "The simulator foretold it" needs through_world and needed, too;
                 where one of them is no, memory alone foretells it; else it is not shown that the world was needed.
@@ -274,14 +274,13 @@ def foretellable(there: Sequence[str], rms: np.ndarray, smallest: float | np.nda
 
 def needed(worse: Mapping[str, Estimate], told: bool, missable: bool = False) -> str:
     """yes, no or open: does the simulator foretell better than every prediction that needs no world?  told: there was
-    something to foretell (``foretellable``); missable: so few starts can all have missed those, of interest, at which
-    two predictions differ that are the same at each of these."""
+    something to foretell (``foretellable``); missable: so few starts can all have missed differences of interest, so
+    that a *no* is not theirs to say."""
     if any(e.n < LEAST_STARTS for e in worse.values()):
         return OPEN
     if all(e.high < 0 for e in worse.values()):
         return YES
-    tells = told and any(e.low >= 0 and (e.high > 0 or not missable) for e in worse.values())
-    return NO if tells else OPEN
+    return NO if told and not missable and any(e.low >= 0 for e in worse.values()) else OPEN
 
 
 def verdict(there: str, how_much: str, special: str, foretold: float, smallest: float) -> str:
