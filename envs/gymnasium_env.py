@@ -149,11 +149,12 @@ def _installed(module: str) -> Any:
 
 @contextmanager
 def _looking_in(places: list[str]) -> Iterator[None]:
-    """Imports look in these directories alone."""
-    before, sys.path = sys.path, places
+    """Imports look in these directories alone, and in those that the imported add, which stay."""
+    before, sys.path = sys.path, list(places)
     try:
         yield
     finally:
+        before += [place for place in sys.path if place not in places]
         sys.path = before
 
 

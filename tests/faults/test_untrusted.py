@@ -93,6 +93,20 @@ def test_a_file_beside_that_is_named_as_an_installed_package(tmp_path: Path, mon
     assert sys.path == before and not (tmp_path / "beside" / "ran").exists()
 
 
+def test_a_package_may_bring_more_places_to_import_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some add a directory of their own, and import from it where they need it."""
+    pytest.importorskip("gymnasium")
+    (tmp_path / "brings_its_own" / "more").mkdir(parents=True)
+    (tmp_path / "brings_its_own" / "more" / "brought_along.py").touch()
+    (tmp_path / "brings_its_own" / "__init__.py").write_text(
+        "import sys\nimport gymnasium\nsys.path.append(__path__[0] + '/more')\n"
+        "class Same(gymnasium.Wrapper):\n"
+        "    def __init__(self, env):\n        import brought_along\n        super().__init__(env)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    GymnasiumEnv("gymnasium/CartPole-v1", GymnasiumOptions(wrappers=["brings_its_own:Same"]), 1).close()
+
+
 def test_a_policy_s_own_module_runs_only_where_its_user_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from agents.policies import DESCRIPTION, SOURCE, load_policy
 
