@@ -72,9 +72,9 @@ def is_told(said: str, have: Cell) -> bool:
     """Whether a cell has these words, and in this order these numbers and no others, each in its own decimals."""
     said = re.sub(r"(?<=\d),(?=\d{3}\b)", "", said.replace("−", "-").replace("*", ""))
     for word in (x for x in have if isinstance(x, str)):
-        if word not in said:
+        said, there = re.subn(rf"(?<!\w){re.escape(word)}(?!\w)", "", said, count=1)
+        if not there:
             return False
-        said = said.replace(word, "", 1)
     numbers = re.findall(NUMBER, said)
     known = [x for x in have if not isinstance(x, str)]
     return len(numbers) == len(known) and all(
@@ -338,6 +338,11 @@ def test_a_table_says_what_its_file_says_and_another_digit_is_found(table: Told)
         for last in (m.end() - 1 for m in re.finditer(rf"(?<![\w:]){NUMBER}", said)):
             typed = said[:last] + str((int(said[last]) + 1) % 10) + said[last + 1 :]
             assert not is_told(typed, have), (where, typed)
+
+
+def test_words_of_a_cell_are_whole() -> None:
+    assert is_told("+.10 [.05, .15] **no**", [0.1, 0.05, 0.15, "no"])
+    assert not is_told("+.10 [.05, .15] not asked", [0.1, 0.05, 0.15, "no"])
 
 
 class Quoted(NamedTuple):
