@@ -42,7 +42,8 @@ PLANE = 2  # coordinates
 WIDTH = 128  # of FDR's inner layer
 LEAST = 1e-10  # of a probability
 LOG_LEAST = math.log(LEAST)
-BLOCK = 128  # points whose neighbours are worked out at once
+BLOCK = 128  # points whose neighbours are worked out at once: they stay in a CPU's cache
+BLOCK_OF_GPU = 2048  # ditto on a GPU, where what counts is how many operations it is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +193,7 @@ class CrossEntropy(torch.autograd.Function):
         x_NH, y_N2 = h_NH - h_NH.mean(0), plane_N2 - plane_N2.mean(0)
         to_x_NN, to_y_NN = h_NH.new_empty(0 if stop_p else n, n), h_NH.new_empty(n, n)  # dL / d squared distance
         total = torch.zeros((), dtype=torch.float64, device=h_NH.device)
-        for first in range(0, n, BLOCK):
-            rows = slice(first, min(first + BLOCK, n))
+        for rows in _blocks(h_NH):
             near_p, p = _neighbours(x_NH, rows, alpha1)
             near_q, log_q = _neighbours(y_N2, rows, alpha2)
             p.exp_()
@@ -218,6 +218,11 @@ class CrossEntropy(torch.autograd.Function):
         return None if ctx.to_h is None else grad * ctx.to_h, grad * ctx.to_plane, None, None, None
 
 
+def _blocks(x_NF: Tensor) -> list[slice]:
+    size = BLOCK if x_NF.device.type == "cpu" else BLOCK_OF_GPU
+    return [slice(first, min(first + size, len(x_NF))) for first in range(0, len(x_NF), size)]
+
+
 def _neighbours(x_NF: Tensor, rows: slice, alpha: float) -> tuple[Tensor, Tensor]:
     """Of some points: (minus the derivative of the kernel's logarithm by the squared distance; logarithms of the
     probabilities of their neighbours), both [rows, N]."""
@@ -225,7 +230,8 @@ def _neighbours(x_NF: Tensor, rows: slice, alpha: float) -> tuple[Tensor, Tensor
     kernel = torch.addmm(length_N[rows, None] + length_N, x_RF, x_NF.T, alpha=-2).clamp_min_(0).div_(alpha).add_(1)
     power = (alpha + 1) / 2
     log_RN = kernel.log().mul_(-power)
-    log_RN[torch.arange(len(x_RF)), torch.arange(len(x_NF), device=x_NF.device)[rows]] = float("-inf")
+    own_R = torch.arange(len(x_NF), device=x_NF.device)[rows]
+    log_RN[own_R - rows.start, own_R] = float("-inf")
     log_RN.sub_(log_RN.logsumexp(1, keepdim=True))
     return kernel.reciprocal_().mul_(power / alpha), log_RN
 
@@ -234,8 +240,8 @@ def entropies(x_NF: Tensor, alpha: float) -> Tensor:
     """Entropy of the neighbourhood that ``CrossEntropy`` gives every point, float [N], in nats: e to it is how many
     neighbours a point has."""
     x_NF = x_NF - x_NF.mean(0)
-    blocks = [slice(first, first + BLOCK) for first in range(0, len(x_NF), BLOCK)]
-    return torch.cat([torch.special.entr(_neighbours(x_NF, rows, alpha)[1].exp()).sum(1) for rows in blocks])
+    blocks = (_neighbours(x_NF, rows, alpha)[1] for rows in _blocks(x_NF))
+    return torch.cat([torch.special.entr(log_RN.exp()).sum(1) for log_RN in blocks])
 
 
 def _pulled(to_NN: Tensor, x_NF: Tensor) -> Tensor:
