@@ -44,10 +44,11 @@ def deeplift(frame: Frame, quantity: Quantity, steps: dict[int, nn.Module] | Non
 
     steps: see ``OneFrame``; one dictionary for all calls with the same agent saves most of their time.
 
-    Captum has the rule for ReLU, sigmoid and tanh.  Through the products of a GRU's gates, layer norms and the
-    log-sum-exp of a log-probability it would pass plain gradients: a layer norm has none along its own input, which is
-    where a frame differs from a black one, and the attributions sum to nothing.  ``OneFrame`` gives these the same
-    rule: secants of functions of one number, and the mean factor for products.
+    Captum has the rule for ReLU, and one for sigmoid and tanh that rounding gets the better of where a number is near
+    its baseline's.  Through the products of a GRU's gates, layer norms and the log-sum-exp of a log-probability it
+    would pass plain gradients: a layer norm has none along its own input, which is where a frame differs from a black
+    one, and the attributions sum to nothing.  ``OneFrame`` gives all these the same rule: secants of functions of one
+    number (near the baseline, slopes), and the mean factor for products.
     """
     maps, delta = _deeplift(frame, quantity, {} if steps is None else steps)(
         frame.inputs, baselines=frame.baselines, additional_forward_args=frame.fixed, return_convergence_delta=True

@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-NEAR = 1e-4  # of two numbers' size: nearer ones have the slope between them, which rounding harms less
+
+def _near(a: Tensor, b: Tensor) -> Tensor:
+    """Where two numbers are so near that the slope between them is surer than (y - y0) / (x - x0), which is off by
+    rounding over distance; the slope is off by a share of the distance's square (their sum is least at about this)."""
+    share = torch.finfo(a.dtype).eps ** (1 / 3) / 5  # 1e-3 of single precision
+    return ((a - b).abs() <= share * (a.abs() + b.abs()) / 2) | (a == b)  # a mask's -inf, too
 
 
 def _halves(x: Tensor, at: int) -> tuple[Tensor, Tensor]:
@@ -29,7 +34,7 @@ def _middle(x: Tensor, at: int) -> Tensor:
 def _secant(x: Tensor, y: Tensor, slope: Tensor, at: int) -> Tensor:
     """(y - y0) / (x - x0) for both halves; ``slope``, of the middle between them, where they hardly differ."""
     (a, b), (ya, yb) = _halves(x, at), _halves(y, at)
-    near = ((a - b).abs() <= NEAR * (a.abs() + b.abs()) / 2) | (a == b)  # a mask's -inf, too
+    near = _near(a, b)
     found = torch.where(near, slope.chunk(2, at)[0], (ya - yb) / torch.where(near, torch.ones_like(a), a - b))
     return torch.cat([found] * 2, at)
 

@@ -295,6 +295,19 @@ def test_a_function_of_one_number_has_its_secant_and_near_the_baseline_its_slope
     torch.testing.assert_close(maps[:, 0], change, rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.parametrize("act", [nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.GELU(), nn.Softplus()])
+def test_rounding_harms_no_part_however_near_a_number_is_to_its_baseline(act: nn.Module) -> None:
+    """A part over the difference of the input, in single precision and in double: rounding over a distance that is just
+    not near (1e-4 of the number, once) was a thousandth of the slope, and more."""
+    draw = torch.Generator().manual_seed(0)
+    base = torch.empty(2000, 4).uniform_(0.5, 2, generator=draw)
+    x = base * (1 + torch.empty(2000, 4).uniform_(-14, -2, generator=draw).exp())
+    net = nn.Sequential(nn.Identity(), act, nn.Linear(4, 1, bias=False)).requires_grad_(False)
+    (single, _), (double, _) = (explained(net.to(t), x.to(t), base.to(t)) for t in (torch.float32, F64))
+    slope_1, slope_2 = (maps.detach().double() / (x - base).double() for maps in (single, double))
+    assert (slope_1 - slope_2).abs().max() < 6e-4 * slope_2.abs().max()
+
+
 def fused_gru(inputs: Tensor, hidden: Tensor, h: Tensor, *biases: Tensor) -> tuple[Tensor, Tensor]:
     """The operation that torch has for a GRU cell on a GPU, which a CPU lacks."""
     a, b = ((gates + bias).chunk(3, 1) for gates, bias in zip((inputs, hidden), biases, strict=True))
