@@ -124,13 +124,19 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-def trained(args: argparse.Namespace, out: Path, updates: int, flags: Sequence[str], seed: int) -> float:
-    """Train; the CPU seconds that it took."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def words_of(args: argparse.Namespace, out: Path, updates: int, flags: Sequence[str], seed: int) -> list[str]:
+    """The command line of a training, for train_gen_model.py."""
     words = ["--preset", args.preset, "--agent", args.agent, "--rollouts", args.rollouts, "--out", out, "--updates",
              updates, "--validate_every", updates, "--video_every", 0, "--seed", seed, "--threads", 1, "--preload",
              "--outcome_windows", 0, "--overwrite", *flags]  # fmt: skip
-    done = subprocess.run([sys.executable, "train_gen_model.py", *map(str, words)], cwd=ROOT, env=environment(),
+    return [str(word) for word in words]
+
+
+def trained(args: argparse.Namespace, out: Path, updates: int, flags: Sequence[str], seed: int) -> float:
+    """Train; the CPU seconds that it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = words_of(args, out, updates, flags, seed)
+    done = subprocess.run([sys.executable, "train_gen_model.py", *words], cwd=ROOT, env=environment(),
                           capture_output=True, text=True)  # fmt: skip
     if done.returncode:
         raise SystemExit(f"{out}: {done.stderr[-2000:]}")

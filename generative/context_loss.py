@@ -38,6 +38,8 @@ from generative.rssm import choose, kl
 
 PIXEL_PART = 0.1  # of a pixel, within which a frame's shift is seen
 STARTS = 8  # transitions to one start whose frames are drawn
+# Settings at 0 that leave out what a world of another layout does not have either.
+OFF_AT_0 = ("motion_weight", "whole_weight", "inverse_weight", "noise_std", "decisive_share")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,11 @@ class ContextLossConfig:
     windows of one step more (of --steps at most), as many transitions an update always"""
     feedback_shares: tuple[float, ...] = (0.4, 0.2, 0.2, 0.2)
     """share of the updates in which each of these is the longest"""
+
+    def asked(self) -> list[str]:
+        """Names of the settings by which more is asked for than a world of another layout does by itself."""
+        other = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        return [name for name in other if getattr(self, name) != 0 or name not in OFF_AT_0]
 
     def check(self) -> None:
         """UserError for settings that mean nothing."""

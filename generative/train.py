@@ -19,7 +19,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -376,9 +376,8 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
     cli.require(0, outcome_windows=config.outcomes.outcome_windows, outcome_endings=config.outcomes.outcome_endings)
     config.loss.check()
     config.context.check()
-    if config.model.layout != "context" and config.context != ContextLossConfig():
-        given = [f.name for f in fields(config.context) if getattr(config.context, f.name) != f.default]
-        raise UserError(f"--{given[0]} is of --layout context, not of {config.model.layout}")
+    if config.model.layout != "context" and (asked := config.context.asked()):
+        raise UserError(f"--{asked[0]} is of --layout context, not of {config.model.layout}")
     if not 0 < config.validation_share < 1:
         raise UserError(f"--validation_share must lie between 0 and 1, not {config.validation_share}")
     if not 0 <= optim.average < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from agents import record
+from benchmarks.ablations import PARTS, words_of
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
@@ -115,6 +117,27 @@ def test_outcomes_that_cannot_be_learned_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=said):
         train.main(train_config(pipeline, tmp_path / "s", *more))
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_ablation_is_a_training_that_is_accepted(pipeline: Path, tmp_path: Path, part: str) -> None:
+    args = argparse.Namespace(preset="context", agent=pipeline / "agent", rollouts=pipeline / "rollouts")
+    flags = (*PARTS[part], "--branch_share", "0", "--steps", "4")  # of short episodes without branches
+    config = cli.parse(train.GenTrainConfig, words_of(args, tmp_path / "s", 2, flags, 1), train.STAGE)
+    store = RolloutStore(config.rollouts)
+    train.check(config, store, store.manifest["facts"]["agent"], store.spec)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"), [(("--noise_std", "0.1"), "noise_std"), (("--agent_cap", "0"), "agent_cap")]
+)
+def test_what_another_layout_has_not_is_refused_there_beside_what_the_preset_leaves_out(
+    pipeline: Path, tmp_path: Path, words: tuple[str, ...], asked: str
+) -> None:
+    grid = ("--layout", "grid", "--decisive_share", "0", *words)
+    with pytest.raises(UserError, match=f"^--{asked} is of --layout context, not of grid"):
+        train.main(train_config(pipeline, tmp_path / "s", *grid))
     assert not (tmp_path / "s").exists()
 
 
