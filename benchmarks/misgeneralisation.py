@@ -139,8 +139,8 @@ def outcomes(agent: Agent, options: ProcgenOptions, levels: Sequence[int], steps
     generator = torch.Generator().manual_seed(seed)
     noise = [gumbel((len(base), agent.spec.n_actions), generator, torch.zeros(())) for _ in range(steps)]
     place = np.array([state_of(s).cells_of("coin")[0][0] + 0.5 for s in base])
-    print(f"{len(base)} of {len(levels)} levels can hold every change ({kept}); at most {steps} steps")
-    print(f"| | {' | '.join(ENDS[i] for i in (1, 2, 3, 0))} | coin, against its twin |")
+    print(f"\n{len(base)} of {len(levels)} levels can hold every change ({kept}); at most {steps} steps")
+    begin_table("", *(ENDS[i] for i in (1, 2, 3, 0)), "coin, against its twin")
     found: dict[str, np.ndarray] = {}
     for name, (change, twin) in TWINS.items():
         states = [snapshot_of(change(state_of(s)), s) for s in base]
@@ -170,6 +170,10 @@ def _that_hold_all(options: ProcgenOptions, levels: Sequence[int], seed: int) ->
     return kept, f"{levels[0]} to {levels[-1]}"
 
 
+def begin_table(*columns: str) -> None:
+    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+
+
 def said_share(hit_N: np.ndarray) -> str:
     return in_text(share_of(hit_N, np.arange(len(hit_N))), ".2f")
 
@@ -186,15 +190,18 @@ def worlds(agent: Agent, options: ProcgenOptions, levels: Sequence[int], steps: 
     generator = torch.Generator().manual_seed(seed)
     noise = [gumbel((len(levels), agent.spec.n_actions), generator, torch.zeros(())) for _ in range(steps)]
     first = None
-    print("| world | coin | died | time up | coin, against the first |")
+    begin_table("world", "coin", "died", "time up", "coin, against the first")
     for name, settings in WORLDS.items():
         env = ProcgenEnv(ProcgenOptions(**{**vars(options), **settings}), len(levels))
         env.reset(seed)
         states = level_states(env.options, levels, env.snapshot())
         end = played(agent, env, states, np.full(len(levels), np.nan), noise)
         env.close()
-        first = end if first is None else first
-        against = in_text(paired_share((end == 1).astype(float) - (first == 1).astype(float)), ".2f")
+        against = ""
+        if first is None:
+            first = end
+        else:
+            against = in_text(paired_share((end == 1).astype(float) - (first == 1).astype(float)), ".2f")
         print(f"| {name} | {' | '.join(said_share(end == i) for i in (1, 3, 0))} | {against} |", flush=True)
 
 
@@ -230,7 +237,8 @@ def colours(agent: Agent, options: ProcgenOptions, starts: int, seed: int, basis
     words = {word: [agent.spec.action_names.index(a) for a in names] for word, names in agent.spec.action_words.items()}
     words["jump"] = [i for word, ids in words.items() if word.startswith("jumping") for i in ids]
     print(f"{starts} starts with the coin in view; it takes {coin.mean((1, 2, 3)).mean() * 64 * 64:.0f} pixels")
-    print("| the coin is | value | probability of rightwards | of jump | total variation | directions that move most |")
+    most = () if of is None else ("directions that move most",)
+    begin_table("the coin is", "value", "probability of rightwards", "of jump", "total variation", *most)
     for name, picture in shown.items():
         got = seen(picture)
         before, after = plain.logits_BA.softmax(-1), got.logits_BA.softmax(-1)

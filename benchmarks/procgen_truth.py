@@ -26,7 +26,9 @@ from envs.procgen_state import state_of
 from envs.procgen_truth import truth_of
 from envs.registry import make
 
-WAYS = {"none": (), "positions": ("positions",), "every 4": ("every", "4"), "all": ("all",)}
+WAYS: dict[str, tuple[str, ...] | None] = {
+    "none": None, "positions": ("positions",), "every 4": ("every", "4"), "all": ("all",)
+}  # fmt: skip
 
 
 def recording(agent: Path, episodes: int, slots: int, rounds: int, threads: int) -> dict[str, list[float]]:

@@ -38,7 +38,7 @@ def main(flags: list[str]) -> None:
         real_save(self, **parts)
         spent[:] = [s + b - a for s, a, b in zip(spent, before, clocks(), strict=True)]
         rows = sum(parts["recorder"]["lengths"]) if parts.get("recorder") else 0
-        states.append((self._file.stat().st_size, rows))
+        states.append(((self._out / recording_state.STATE).stat().st_size, rows))
 
     # The snapshots and the rows are gathered before they are saved.
     real_step = recording_state.Saves.after_step
