@@ -15,7 +15,7 @@ import numpy as np
 
 from core.directions import direction_ids, load_basis
 from core.episodes import RolloutStore
-from core.stats import between, bootstrap_mean
+from core.stats import Estimate, between, bootstrap_mean
 from core.when import load_rule
 from validation.interventions.start_when import where_started
 
@@ -48,7 +48,7 @@ def main(demo: Path, recording: Path, direction: str, where: str, picture: Path)
 
     def said(what: str, hit: np.ndarray, of: np.ndarray) -> None:
         share = bootstrap_mean(hit, of, rng=rng)
-        print(f"{what}: {share.value:.3f}{between(share.low, share.high)} ({len(hit):,} rows of {share.n:,} episodes)")
+        print(f"{what}: {in_digits(share)} ({len(hit):,} rows of {share.n:,} episodes)")
 
     for side, here in (("at", inside_N), ("at no", ~inside_N)):
         said(f"dies within {SOON} steps, {side} steps {when.words}", dies_N[here], episode_N[here])
@@ -60,8 +60,12 @@ def main(demo: Path, recording: Path, direction: str, where: str, picture: Path)
     binned = np.digitize(c_N, BINS[1:-1])
     found = [bootstrap_mean(dies_N[binned == i], episode_N[binned == i], rng=rng) for i in range(len(BINS) - 1)]
     for low, high, share in zip(BINS[:-1], BINS[1:], found, strict=True):
-        print(f"{direction} {low:g} to {high:g}: dies within {SOON} {share.value:.3f}{between(share.low, share.high)}")
+        print(f"{direction} {low:g} to {high:g}: dies within {SOON} {in_digits(share)}")
     draw(found, ends, direction, picture)
+
+
+def in_digits(share: Estimate) -> str:
+    return f"{share.value:.3f}{between(share.low, share.high, '.3f')}"
 
 
 def draw(found: list, ends: dict[str, list[np.ndarray]], direction: str, picture: Path) -> None:
@@ -81,6 +85,8 @@ def draw(found: list, ends: dict[str, list[np.ndarray]], direction: str, picture
     t = np.arange(-BEFORE, 0)
     rng = np.random.default_rng(0)
     for end, colour in (("death", "#c0392b"), ("reward", "#2e7d32")):
+        if not ends[end]:  # of no episode there is no course
+            continue
         x_ET2 = np.stack(ends[end])
         for axes, i in ((middle, 0), (right, 1)):
             of_t = [bootstrap_mean(x, np.arange(len(x)), rng=rng) for x in x_ET2[:, :, i].T]

@@ -117,6 +117,9 @@ def main() -> None:
     parser.add_argument("--branches", type=int, default=10_000)
     parser.add_argument("--branch_slots", type=int, default=500)
     given = parser.parse_args()
+    parts = CraftaxTrainConfig().ppo.minibatches
+    if given.updates and given.slots % parts:
+        parser.error(f"--slots must be a multiple of {parts}, the training's minibatches, not {given.slots}")
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     stepping(given.slots, given.steps)
     if given.updates:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agents import record, recording_state
-from benchmarks import misgeneralisation, procgen_truth, record_states
+from benchmarks import announced, misgeneralisation, procgen_truth, record_states
 from core import config as cli
+from core.stats import Estimate
 from envs.procgen_truth import parse_truth
 
 AGENT = cli.ROOT / "bundles" / "coinrun-robust" / "agent"
@@ -58,3 +61,10 @@ def test_misgeneralisation_prints_tables_whose_rows_have_a_cell_for_every_column
         assert rule == f"|{'---|' * (head.count('|') - 1)}"
         assert {row.count("|") for row in rows} == {head.count("|")}
     assert found[2][2].endswith("|  |")  # the first world is not compared with itself
+
+
+def test_the_picture_of_what_is_announced_leaves_out_what_nobody_did(tmp_path: Path) -> None:
+    """Of few episodes none dies, a bin has no step, and a course of one episode has no interval."""
+    found = [Estimate.unknown(), *[Estimate(0.2, 0.1, 0.4, 9)] * 5]
+    announced.draw(found, {"death": [], "reward": [np.ones((16, 2))]}, "ica:1", tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
