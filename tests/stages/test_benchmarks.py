@@ -37,7 +37,7 @@ def test_the_states_of_a_recording(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     for owner, name in ((recording_state.Saves, "_save"), (recording_state.Saves, "after_step"),
                         (record, "write_episodes")):  # fmt: skip
         monkeypatch.setattr(owner, name, getattr(owner, name))  # what the benchmark puts a clock around is put back
-    record_states.main(["--episodes", "1", "--slots", "1"])
+    record_states.main(["--num_steps", "4", "--slots", "1"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["CPU", "wall"]
     assert sum(line.startswith("state of ") for line in lines) == 2  # of no step, and that it is over
