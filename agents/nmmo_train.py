@@ -46,6 +46,7 @@ from core.training import (
     STATE,
     RunOptions,
     Stop,
+    fixed_in,
     going_on,
     held_out_columns,
     load_state,
@@ -364,8 +365,7 @@ def main(config: NmmoTrainConfig) -> None:
         if state.get("source_sha256", module.sha256) != module.sha256:
             raise UserError(f"--resume: {config.architecture} was changed since; start another run for that")
     measured = HeldOut(agent, config, device) if config.evaluate_every else None
-    fixed = ("env", "architecture", "size", "seed", "ppo.envs", "ppo.rollout_steps")
-    run = open_together(config, STAGE, artefacts.Inputs(), fixed, processes)
+    run = open_together(config, STAGE, artefacts.Inputs(), fixed_in(config), processes)
     trainer = Trainer(
         config, agent, collector, loss_of, run, rng, device, total=ppo.total_steps,
         spacing=max(1, ppo.total_steps // max(1, config.checkpoints)),

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agents.branches import FOLDER
-from core import artefacts, config as cli
+from core import artefacts
 from core.contracts import UserError, VecEnv
 from core.ranks import ALONE, Processes
-from core.training import check_same, load_state, resume_command, save_state
+from core.training import check_same, fixed_in, load_state, resume_command, save_state
 from envs.gymnasium_env import GymnasiumEnv
 
 STATE = artefacts.RECORDING_STATE
@@ -65,17 +65,9 @@ def made_of(agent: str, inputs: artefacts.Inputs) -> dict[str, Any]:
     return {"agent": agent, "code": artefacts.code_version(), **inputs.made_from}
 
 
-def fixed(config: Any) -> list[str]:
-    """The keys that must be the same, ``a.b`` for nested ones."""
-    out = []
-    for key, value in cli.to_json(config).items():
-        out += [f"{key}.{inner}" for inner in value] if isinstance(value, dict) else [key]
-    return [key for key in out if key not in FREE]
-
-
 def check_whole(config: Any, out: Path, stage: str, inputs: artefacts.Inputs) -> None:
     """UserError unless a whole run is what this command would make; what a kill left beside it is removed."""
-    check_same(config, out, stage, fixed(config))
+    check_same(config, out, stage, fixed_in(config, FREE))
     known = artefacts.read_manifest(out, stage)["inputs"]
     for name, path in inputs.items():
         if known.get(name, {}).get("manifest_sha256") != inputs.made_from[name]:
@@ -118,7 +110,7 @@ def saved_in(
     if not (out / STATE).exists():
         raise UserError(f"{out} has no state to resume from ({STATE}); begin it without --resume (--overwrite, if it "
                         "holds anything)")  # fmt: skip
-    check_same(config, out, stage, fixed(config))
+    check_same(config, out, stage, fixed_in(config, FREE))
     state = load_state(out / STATE, *PARTS, of="recording")
     check_made_of(out, state["made_of"], made)
     if state["over"]:

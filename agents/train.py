@@ -33,14 +33,12 @@ from core.contracts import EnvSpec, Step, UserError, VecEnv
 from core.directions import fingerprint
 from core.earlier import name_of, train_of
 from core.ranks import ALONE, Processes, from_torchrun
-from core.training import RunOptions, Stop, going_on, open_together, require_same_sizes, restarted
+from core.training import FREE, RunOptions, Stop, fixed_in, going_on, open_together, require_same_sizes, restarted
 from core.trees import Tree, detached, each, on, rows_of
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
 TRAININGS = ("nmmo", "craftax")  # beside Procgen's, which has no word
-# what --resume may not change
-FIXED: tuple[str, ...] = ("env", "net", "seed", "ppo.envs", "ppo.rollout_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,12 +276,12 @@ def held_out_of(config: Any, agent: RecurrentAgent, device: torch.device) -> Hel
 
 def main(config: TrainConfig) -> None:
     semantic = semantic_of(config)
-    fixed = (*FIXED, "policy") if semantic is None else (*FIXED, "policy", "semantic")
+    free = FREE if semantic is not None else (*FREE, "semantic")  # which says nothing of a plain policy
 
     def make(slots: int) -> VecEnv:
         return ProcgenEnv(config.env, slots, config.threads)
 
-    train_agent(config, STAGE, make, config.drac, semantic=semantic, fixed=fixed)
+    train_agent(config, STAGE, make, config.drac, semantic=semantic, free=free)
 
 
 def train_agent(
@@ -293,12 +291,12 @@ def train_agent(
     drac: ConsistencyOptions,
     collector_of: Callable[..., Collector] = Collector,
     semantic: Semantic | None = None,
-    fixed: tuple[str, ...] = FIXED,
+    free: Sequence[str] = FREE,
 ) -> None:
     """Train an agent in the world that ``make`` gives, with so many slots, and save it as a run directory.
 
-    config: with the fields of a TrainConfig but policy, env's own, drac and semantic; fixed: those that a resumed
-    training may not change.
+    config: with the fields of a TrainConfig but policy, env's own, drac and semantic; free: those that a resumed
+    training may change.
     """
     config = going_on(restarted(config), stage)
     device, ppo = cli.device_of(config.device), config.ppo
@@ -318,7 +316,7 @@ def train_agent(
     inputs = artefacts.Inputs({"begin_with": config.begin_with})
     if config.begin_with is not None:
         take_weights(agent, config.begin_with)
-    run = open_together(config, stage, inputs, fixed, processes)
+    run = open_together(config, stage, inputs, fixed_in(config, free), processes)
     controller = None if semantic is None else semantic.controller
     collector = collector_of(agent, env, ppo, config.seed, device, controller, processes)
     updates = max(1, ppo.total_steps // collector.collected)

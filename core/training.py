@@ -51,6 +51,14 @@ RUN = "run"  # part of a state: the name of the run that it is of
 STATE_MARK = b"training state, sha256 "  # how its file begins; the checksum and a line's end follow, then torch's bytes
 
 
+# What --resume may change in a training: where its parts lie and how it ends, is measured, is kept and is computed, and
+# what is done once it is over (outcomes).  Of everything else the manifest would say, of all updates, what is true of
+# the last ones alone.  Directories that it was made from are compared by their checksums (``artefacts.resumed_run``).
+FREE = (
+    "out", "save_minutes", "stop_after", "resume", "overwrite", "device", "threads", "track", "wandb", "preload",
+    "maps", "agent", "rollouts", "begin_with", "checkpoints", "evaluate_every", "evaluate_episodes", "validate_every",
+    "video_every", "outcomes", "ppo.total_steps", "ppo.bf16", "optim.updates", "optim.bf16",
+)  # fmt: skip
 TIME_IS_UP = 1  # among numbers of signals
 
 
@@ -335,6 +343,15 @@ def going_on(config: Any, stage: str, state: str = STATE, out: Path | None = Non
         return config
     print(f"note: {path} was not finished by this command: going on from its state, as with --resume", file=sys.stderr)
     return replace(config, resume=True)
+
+
+def fixed_in(config: Any, free: Sequence[str] = FREE) -> list[str]:
+    """The keys of a configuration that are not among ``free`` ones; ``a.b`` of groups that hold free ones."""
+    out = []
+    for key, value in cli.to_json(config).items():
+        has_free = any(name.startswith(f"{key}.") for name in free)
+        out += [f"{key}.{inner}" for inner in value] if has_free else [key]
+    return [key for key in out if key not in free]
 
 
 def check_same(config: Any, out: Path, stage: str, fixed: Sequence[str]) -> None:

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from agents.recording_state import check_made_of, fixed
+from agents.recording_state import FREE, check_made_of
 from core import artefacts, config as cli, ranks
 from core.contracts import UserError
 from core.files import npz_of, parsing, write_npz
-from core.training import check_same
+from core.training import check_same, fixed_in
 
 FOLDER = artefacts.FINISHED
 ARRAY = "of the npz"  # a record has {ARRAY: name} in the place of an array
@@ -115,7 +115,7 @@ def begun(config: Any, stage: str, made_of: Mapping[str, Any]) -> float:
     if not (out / FOLDER).is_dir():
         raise UserError(f"{out} has no finished shards to go on after ({FOLDER}); begin it without --resume "
                         "(--overwrite, if it holds anything)")  # fmt: skip
-    check_same(config, out, stage, fixed(config))
+    check_same(config, out, stage, fixed_in(config, FREE))
     seconds = 0.0
     for file in sorted((out / FOLDER).glob(".shard_*.json")):
         try:

@@ -44,6 +44,7 @@ from core.training import (
     RunOptions,
     Schedule,
     Stop,
+    fixed_in,
     going_on,
     learning_rate,
     load_state,
@@ -781,8 +782,7 @@ def main(config: GenTrainConfig) -> None:
         take_weights(simulator, config.begin_with, config.model)
     simulator.world.to(device)
     simulator.world.precision = Precision(config.optim.bf16)
-    fixed = ("model", "seed", "validation_share", "validation_windows")
-    run = open_together(config, STAGE, inputs, fixed, processes)
+    run = open_together(config, STAGE, inputs, fixed_in(config), processes)
     if config.preload:
         store.preload(*columns_of(store))
     trainer = Trainer(config, simulator, store, processes, run)

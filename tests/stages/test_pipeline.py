@@ -264,6 +264,8 @@ def test_resuming_with_another_shape_or_agent_is_refused_and_harms_nothing(pipel
     for flag, said in (
         (["--seed", "5"], "seed was 1"),
         (["--hidden_size", "8"], "net.hidden_size was 16 and is now 8"),
+        (["--learning_rate", "0.1"], r"ppo.learning_rate was 0.0005 and is now 0.1; start another run"),
+        (["--consistency", "1"], "drac.consistency was 0.0 and is now 1.0"),
         (["--overwrite"], "choose one"),
     ):
         with pytest.raises(UserError, match=said):
@@ -273,6 +275,27 @@ def test_resuming_with_another_shape_or_agent_is_refused_and_harms_nothing(pipel
     state.write_bytes(state.read_bytes()[:1000])
     with pytest.raises(UserError, match="broken training state"):
         train_agent.main(cli.parse(train_agent.TrainConfig, argv, train_agent.STAGE))
+
+
+def test_a_simulators_training_goes_on_as_it_was_begun(pipeline: Path, tmp_path: Path) -> None:
+    """Its manifest says of all updates what --resume was given; how it is measured and kept may change."""
+    models = ["--agent", f"{pipeline}/agent", "--rollouts", f"{pipeline}/rollouts"]
+    argv = [*DEBUG, *models, "--out", f"{tmp_path}/s"]
+    train_gen.main(cli.parse(train_gen.GenTrainConfig, [*argv, "--stop_after", "0.001s"], train_gen.STAGE))
+    before = {p.name: p.read_bytes() for p in (tmp_path / "s").iterdir() if p.is_file()}
+    for flags, said in (
+        (["--learning_rate", "0.1"], "optim.learning_rate was .* and is now 0.1; start another run"),
+        (["--steps", "9"], "optim.steps was .* and is now 9"),
+        (["--reward_weight", "3"], "loss.reward_weight was 1.0 and is now 3.0"),
+        (["--average", "0.5"], "optim.average was 0.0 and is now 0.5"),
+        (["--validation_windows", "3"], "validation_windows was .* and is now 3"),
+    ):
+        with pytest.raises(UserError, match=f"^--resume: {said}"):
+            train_gen.main(cli.parse(train_gen.GenTrainConfig, [*argv, "--resume", *flags], train_gen.STAGE))
+    assert {p.name: p.read_bytes() for p in (tmp_path / "s").iterdir() if p.is_file()} == before
+    more = ["--validate_every", "2", "--save_minutes", "9", "--preload", "--updates", "7", "--video_every", "0"]
+    train_gen.main(cli.parse(train_gen.GenTrainConfig, [*argv, "--resume", *more], train_gen.STAGE))
+    assert artefacts.read_manifest(tmp_path / "s")["metrics"]["updates"]["value"] == 7
 
 
 def test_a_mistake_with_overwrite_brings_the_old_run_back(pipeline: Path, tmp_path: Path) -> None:
