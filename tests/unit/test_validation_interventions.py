@@ -902,14 +902,25 @@ def test_what_is_certain_lends_no_other_effect_its_small_p():
 
 def test_the_gate_is_open_where_nothing_was_there_to_foretell():
     """As of a memory without recurrence; and where few starts show nothing, whatever was foretold."""
-    rng, zero = np.random.default_rng(0), {"value@2": np.zeros((1, 16))}
-    some = {"value@2": np.linspace(0, 1, 16)[None]}
-    for seen, foretold, answer in ((zero, zero, "open"), (some, zero, "no"), (zero, some, "open")):
-        effects = effects_like(seen, foretold)
+    rng = np.random.default_rng(0)
+    for starts, seen, foretold, answer in ((16, 0, 0, "open"), (192, 1, 0, "no"), (16, 0, 1, "open")):
+        effects = effects_like(*({"value@2": size * np.linspace(0, 1, starts)[None]} for size in (seen, foretold)))
         judged = table_of(effects, [shift_of("planted", 0, 1.0)], {}, (), (0.1, 0.05), rng)
-        gate = verdicts.gate(judged.errors, rng, judged.told)
+        gate = verdicts.gate(judged.errors, rng, judged.told, judged.short)
         assert gate.answer == answer and gate.rows == 1
         assert ("none of the smallest size of interest was seen" in gate.text) == (answer == "open")
+
+
+def test_the_gate_needs_as_many_starts_for_a_no_as_a_claim_does():
+    """A world that acts at starts of a kind that none of a few was is not told to be unneeded."""
+    rng, h = np.random.default_rng(0), shift_of("planted", 0, 1.0)
+    for starts, answer in ((16, "open"), (192, "no")):
+        effects = effects_like({"value@2": np.linspace(0, 1, starts)[None]}, {"value@2": np.zeros((1, starts))})
+        judged = table_of(effects, [h], {}, (), (0.1, 0.05), rng)
+        gate = verdicts.gate(judged.errors, rng, judged.told, judged.short)
+        (row,) = [r for r in judged.rows if "needed" in r]
+        assert gate.answer == row["needed"] == answer
+        assert ("is open; 16 starts can all miss an effect of the smallest size" in gate.text) == (answer == "open")
 
 
 @pytest.mark.parametrize(("starts", "said"), [(5, "open"), (6, "open"), (192, "refuted")])

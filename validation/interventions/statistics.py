@@ -205,6 +205,7 @@ class Judged(NamedTuple):
     rows: list[dict[str, Any]]
     errors: dict[str, np.ndarray]  # of every rival [N, R], in squared smallest sizes of interest
     told: bool  # ``verdicts.foretellable`` of the late effects
+    short: verdicts.Short | None  # ``Tested.short`` of the late effect that lacks most starts
 
 
 def table_of(
@@ -269,7 +270,8 @@ def table_of(
     rms, nothing = (np.array([getattr(a.tested, name)[a.j] for a in tests]) for name in ("rms", "nothing"))
     smallest_of = np.array([a.size.smallest for a in tests])
     told = verdicts.foretellable([a.row["exists"] for a in tests], rms, smallest_of, nothing)
-    return Judged(rows, together, told)
+    lacking = [short for a in tests if (short := a.tested.short(a.j, a.size.smallest)) is not None]
+    return Judged(rows, together, told, max(lacking, key=lambda x: x.enough - x.starts, default=None))
 
 
 def _sample(effects: Effects, g: int, h: Hypothesis, scale: Scale, events: Sequence[Any]) -> verdicts.Sample:

@@ -58,7 +58,7 @@ def report(
         result.arrays[f"unaltered/{q}"] = effects.unaltered[q]
         if q in effects.jacobian:
             result.arrays[f"jacobian/{q}"] = effects.jacobian[q]
-    gate = verdicts.gate(judged.errors, rng, judged.told)
+    gate = verdicts.gate(judged.errors, rng, judged.told, judged.short)
     result.notes |= {
         "verdicts": 2,
         "gate": {

@@ -79,6 +79,13 @@ class Sample(NamedTuple):
     step: np.ndarray | None = None  # [Q]: between the two levels that a quantity has (an event: 1); NaN: it has more
 
 
+class Short(NamedTuple):
+    """How many starts there are of an effect, and how many could tell that there is none."""
+
+    starts: int
+    enough: int
+
+
 class Tested(NamedTuple):
     """What the tests of one change gave, Q of each."""
 
@@ -117,8 +124,13 @@ class Tested(NamedTuple):
     def needed(self, j: int, there: str, smallest: float) -> str:
         """Whether a world was needed to foretell it."""
         told = foretellable([there], self.rms[[j]], smallest, self.nothing[[j]])
-        missable = gain_not_met(0.0, 0.0, self.seen[j].n, 0.90, float(self.reach[j])) >= smallest
-        return needed({name: some[j] for name, some in self.worse.items()}, told, missable)
+        return needed({name: some[j] for name, some in self.worse.items()}, told, self.short(j, smallest) is not None)
+
+    def short(self, j: int, smallest: float) -> Short | None:
+        """So few starts that all can have missed differences of interest in quantity j; None of enough."""
+        n, reach = self.seen[j].n, float(self.reach[j])
+        missable = gain_not_met(0.0, 0.0, n, 0.90, reach) >= smallest
+        return Short(n, units_for(smallest / reach, 0.90)) if missable else None
 
     def paths(self, j: int, unit: float) -> dict[str, float]:
         """For its row: what memory alone does and what lies beyond it; {} where the first is 0 by construction."""
@@ -331,6 +343,7 @@ class Gate(NamedTuple):
     against: dict[str, Estimate]
     rows: int
     told: bool = True  # ``foretellable``, the late effects
+    short: Short | None = None  # why it is open, and not a no
 
     @property
     def text(self) -> str:
@@ -347,7 +360,8 @@ class Gate(NamedTuple):
             NO: "The simulated world was not needed to foretell the late effects: a prediction that needs no world "
             "does as well or better",
             OPEN: "Whether the simulated world was needed to foretell the late effects is open"
-            + ("" if self.told else ": at these starts none of the smallest size of interest was seen"),
+            + ("" if self.told else ": at these starts none of the smallest size of interest was seen")
+            + ("" if self.short is None else too_few(*self.short)),
         }[self.answer]
         return (
             f"{head} (squared error of the simulator minus that of: {told}; in squared smallest sizes of interest, "
@@ -355,13 +369,17 @@ class Gate(NamedTuple):
         )
 
 
-def gate(errors: Mapping[str, np.ndarray], rng: np.random.Generator, told: bool) -> Gate:
+def gate(errors: Mapping[str, np.ndarray], rng: np.random.Generator, told: bool, short: Short | None = None) -> Gate:
     """errors: of every rival [N, R], (s - f)^2 - (s - g)^2 of R late effects in squared smallest sizes; NaN at starts
-    that a change is not about.  told: these effects are ``foretellable``."""
+    that a change is not about.  told: these effects are ``foretellable``; short: one of them has too few starts for a
+    *no*, of a claim about it and so of all (``Tested.short``)."""
     rows = next(iter(errors.values())).shape[1]
     if not rows:
         return Gate(OPEN, {}, 0)
     about = ~np.isnan(next(iter(errors.values()))).all(1)  # some starts no change may be about
     each = np.stack([np.nanmean(v[about], 1) for v in errors.values()], 1)
     against = dict(zip(errors, means(each, rng=rng).estimates(), strict=True))
-    return Gate(needed(against, told), against, rows, told)
+    answer = needed(against, told)
+    if answer == NO and short is not None:
+        return Gate(OPEN, against, rows, told, short)
+    return Gate(answer, against, rows, told)
