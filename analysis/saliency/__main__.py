@@ -161,6 +161,8 @@ def main(config: SaliencyConfig) -> None:
               file=sys.stderr)  # fmt: skip
     for said in said_of_parts(result, quantities):
         print(f"warning: {said}", file=sys.stderr)
+    if "randomised" in result.notes:
+        print(f"note: {result.notes['randomised']}", file=sys.stderr)
     if not config.quantised and not pictures_in(result, spec):
         print(f"note: no strips are drawn: {NO_PICTURE}", file=sys.stderr)
     print(f"saliency of {len(ids)} rollout(s), {len(quantities)} quantities: {config.out}")

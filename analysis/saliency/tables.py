@@ -43,7 +43,7 @@ def summarise(
         ratio = sizes["_through_world"] / np.maximum(sizes[""], np.finfo(np.float64).tiny)
         of_world = "norm of the straight-through gradient by the world / norm of the whole"
         means: dict[str, tuple[np.ndarray, str, Range]] = {"through_world": (ratio, of_world, SIZE)}
-        for name in ("randomised_correlation", "randomised_floor", "randomised_ceiling"):
+        for name in RANDOMISED:
             if f"{name}_{q.name}" in a:
                 means[name] = (a[f"{name}_{q.name}"], "Spearman correlation of |gradient|", CORRELATION)
         for m in promised:
@@ -55,18 +55,35 @@ def summarise(
             if e is not None:
                 result.scalar(f"{name}_{q.name}", e.value, unit, e.n, (e.low, e.high))
     result.tables["saliency"] = rows
+    if unknown := said_of_constant(result, quantities):
+        result.notes["randomised"] = unknown
     if checks:
         result.tables["checks"] = check_rows(checks, {q.name: q.unit for q in quantities}, mean_of)
 
 
+def said_of_constant(result: artefacts.Result, quantities: Sequence[Quantity]) -> str:
+    """A line on the rank correlations of pictures that are not known; '' where all are."""
+    a, alive = result.arrays, result.arrays["alive"][:, result.notes["target_step"]]
+    unknown = []
+    for q in quantities:
+        for name in RANDOMISED:
+            if count := int((alive & np.isnan(a.get(f"{name}_{q.name}", np.zeros(len(alive))))).sum()):
+                unknown.append(f"{name}_{q.name} of {count} of {alive.sum()}")
+    if not unknown:
+        return ""
+    return (
+        f"not known, {', '.join(unknown)} samples: the gradient is the same everywhere (a flat quantity, of the agent "
+        "or of one with shuffled weights), and has no ranks"
+    )
+
+
 def said_of_parts(result: artefacts.Result, quantities: Sequence[Quantity]) -> list[str]:
-    """A line a method on the quantities whose change its parts miss: of the target frame, where nothing but too few
-    points or a missing rule can make them."""
+    """A line a method on the quantities whose change its parts miss, and on what can make them."""
     a, out = result.arrays, []
     for method, (name, remedy) in COMPLETE.items():
-        missed = []
+        missed, of_what = [], "latent_change" if method == "latent" else "change"
         for q in quantities:
-            delta, change = (a.get(f"{key}_{q.name}", np.zeros(0)) for key in (f"{method}_delta", "change"))
+            delta, change = (a.get(f"{key}_{q.name}", np.zeros(0)) for key in (f"{method}_delta", of_what))
             least = 1e-5 * np.abs(a.get(f"y_{q.name}", np.zeros(1))).max(initial=0)  # what is less is rounding
             miss, of = np.nansum(np.abs(delta)), np.nansum(np.abs(change))
             if miss > max(INCOMPLETE * of, len(delta) * least):
@@ -165,10 +182,13 @@ CHECKS = {
                         "near control (one pair of randomised ones), far below ceiling (trained, two noises)",
                         CORRELATION),
 }  # fmt: skip
+RANDOMISED = ("randomised_correlation", "randomised_floor", "randomised_ceiling")
 INCOMPLETE = 0.05  # of a change, beyond which it is told that a method's parts miss it
-COMPLETE = {  # methods of the target frame whose parts add up to the change: name, and what to do where they do not
+COMPLETE = {  # methods whose parts add up to the change: name, and what to do where they do not
     "integrated": ("integrated gradients", "(completeness_delta): take more --integrated_steps"),
     "deeplift": ("DeepLIFT", "(completeness_delta_deeplift): something in the agent has no rule "
                  "(analysis/saliency/deeplift.py); look at integrated gradients instead"),
+    "latent": ("integrated gradients by latents", "(completeness_delta_latent): a choice that turns on the way is a "
+               "jump, which no gradient sees; where none does, take more --integrated_steps"),
 }  # fmt: skip
 DELTAS = ("integrated", "deeplift", "latent")  # methods that promise to add up

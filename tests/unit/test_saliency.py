@@ -24,7 +24,7 @@ from analysis.saliency.config import SaliencyConfig
 from analysis.saliency.frame import Attribution, Frame, quietly
 from analysis.saliency.maps import MapsWriter
 from analysis.saliency.randomisation import rank_correlation
-from analysis.saliency.tables import said_of_parts, summarise
+from analysis.saliency.tables import said_of_constant, said_of_parts, summarise
 from analysis.shared import bases, strips
 from analysis.shared.gradients import Gradients, agent_gradients, gradients, saved_bytes, unroll
 from analysis.shared.quantities import Quantity, Reading, find_quantities
@@ -513,6 +513,22 @@ def test_intervals_of_few_samples_end_where_the_quantity_does() -> None:
     assert rows["insertion"]["value_low"] < -1 and rows["insertion"]["value_high"] > 1
 
 
+def test_it_is_told_where_a_flat_gradient_has_no_ranks() -> None:
+    """It was NaN in the table and missing in the manifest, without a word."""
+    (q,) = find_quantities(["value"], SPEC, no_basis)
+    one, flat = np.arange(12.0).reshape(2, 6), np.array([np.arange(6.0), np.ones(6)])
+    result = Result(notes={"target_step": 0, "combined": False})
+    result.arrays = {
+        "alive": np.ones((2, 1), bool), "y_value": np.ones(2), "norm_value": np.ones(2),
+        "norm_value_agent_only": np.ones(2), "norm_value_through_world": np.ones(2),
+        "randomised_correlation_value": rank_correlation(one, flat), "randomised_floor_value": np.ones(2),
+    }  # fmt: skip
+    summarise(result, [q], [3, 5], np.arange(2), 0)
+    assert "not known, randomised_correlation_value of 1 of 2 samples: the gradient is" in result.notes["randomised"]
+    result.arrays["alive"][1] = False  # what has ended is of no interest
+    assert said_of_constant(result, [q]) == ""
+
+
 def test_it_is_told_where_parts_miss_the_change() -> None:
     quantities = find_quantities(["value", "action"], SPEC, no_basis)
     result = Result()
@@ -524,6 +540,9 @@ def test_it_is_told_where_parts_miss_the_change() -> None:
         (said,) = said_of_parts(result, quantities)
         assert "value by 25%" in said and remedy in said and "action" not in said
         del result.arrays[f"{method}_delta_value"]
+    result.arrays |= {"latent_delta_value": np.array([1.0, 0.0]), "latent_change_value": np.array([1.0, 1.0])}
+    (said,) = said_of_parts(result, quantities)
+    assert "by latents miss the change of value by 50% (completeness_delta_latent)" in said
     result.arrays["deeplift_delta_value"] = np.array([1.0, 0.0])
     result.arrays["y_value"] = np.full((2, 1), 1e6)  # of so large a value it is rounding
     assert said_of_parts(result, quantities) == []
