@@ -112,8 +112,8 @@ def halves(
 ) -> tuple[Estimate, Estimate]:  # fmt: skip
     """(simulated against real, real against real), each between disjoint halves of the episodes, so
     that both are of equal size and unpaired.  The interval is over random halves: the delete-half
-    jackknife, whose spread is that of the estimate from all episodes.  Of so few episodes that a half has fewer than
-    LEAST_A_SIDE there is none: four have three pairs of halves.
+    jackknife, whose spread is that of the estimate from all episodes.  Of so few episodes of a kind that is compared
+    that a half has fewer than LEAST_A_SIDE there is none: four have three pairs of halves.
 
     ``simulated`` has the rows of ``real``, or those that ``simulated_episode_M`` belongs to: the same
     number there and here is one unit, which is never on both sides.
@@ -125,10 +125,10 @@ def halves(
         half = rng.permutation(units)[: len(units) // 2]
         first, others = np.isin(episode_N, half), ~np.isin(other_M, half)
         found.append((distance(real[first], simulated[others]), distance(real[first], real[~first])))
-    enough = min(len(np.unique(x)) for x in (episode_N, other_M)) >= 2 * LEAST_A_SIDE
+    ours, others = (len(np.unique(x)) for x in (episode_N, other_M))
     out = []
-    for values in np.array(found).T:
+    for values, fewest in zip(np.array(found).T, (min(ours, others), ours), strict=True):
         value = float(values.mean())
-        low, high = band_of(values, ALPHA) if enough else (np.nan, np.nan)
+        low, high = band_of(values, ALPHA) if fewest >= 2 * LEAST_A_SIDE else (np.nan, np.nan)
         out.append(Estimate(value, float(np.minimum(low, value)), float(np.maximum(high, value)), len(units)))
     return out[0], out[1]

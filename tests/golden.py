@@ -62,6 +62,7 @@ CHANGED = {
     "patching/*:used*": "so too",
     "*fidelity*:notes:dreams": "says that the agent acts by itself in the episodes that dreams are compared with",
     "*overlap.csv:floor_reason": "says why a floor has no interval",
+    "*overlap.csv:interval_reason": "says why a number has none",
     "*overlap*floor*interval": "none with fewer than four episodes on a side",
     "*overlap.csv:floor_*": "so too",
     "*probes*targets.csv:given_by_few": "names confounders that too few units tell of",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from core import artefacts
-from core.stats import Estimate
+from core.stats import Estimate, share_interval
 from core.two_sample import NO_INTERVAL, frechet, halves, squared_distances, told_apart
 
 NEIGHBOURS = 5  # of a state, that say how far around it the states of its kind lie
@@ -25,9 +25,9 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
     ``covered`` the share of real ones that lie so among the simulated (precision and recall of Kynkaanniemi et al.
     2019, with neighbours from other episodes only; undefined where no state has as many); ``frechet`` distance of the
     two Gaussians, in shares of the real variance; ``told_apart`` of core.two_sample (0.5: not).
-    The first three are taken between disjoint random halves of the episodes, whose spread is the interval.  A number
-    that is not defined in every half is None, and ``reason`` says why; ``floor_reason``: why the floor has no interval,
-    nor, between halves, the number itself.
+    The first three are taken between disjoint random halves of the episodes, whose spread is the interval; of a share
+    that is 0 or 1 in all of them, what so many episodes can hide.  A number that is not defined in every half is None,
+    and ``reason`` says why; ``interval_reason`` and ``floor_reason``: why the number and the floor have no interval.
     """
     real_rows, other_rows = np.flatnonzero(real_N), np.flatnonzero(~real_N)
     # As many states a side whoever is compared: the measures depend on it.
@@ -45,6 +45,12 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
 
         return halves(real_rows, other_rows, unit_N[real_rows], of_some, rng, unit_N[other_rows])
 
+    reals, others = (len(np.unique(unit_N[rows])) for rows in (real_rows, other_rows))
+
+    def share(measure: Callable[[np.ndarray, np.ndarray], float], asked: int) -> tuple[Estimate, Estimate]:
+        against, floor = measured(measure)
+        return _wide(against, asked), _wide(floor, reals)
+
     rng = np.random.default_rng(seed)
     apart = {}
     half = np.isin(unit_N, rng.permutation(np.unique(unit_N[real_rows]))[::2])
@@ -54,8 +60,8 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
         apart[name] = told_apart(c_NK[rows], np.repeat([0, 1], n), unit_N[rows], rng)
 
     found = [
-        ("inside", *measured(lambda a, b: _inside(x_NK, unit_N, a, b)), "share of simulated states"),
-        ("covered", *measured(lambda a, b: _inside(x_NK, unit_N, b, a)), "share of real states"),
+        ("inside", *share(lambda a, b: _inside(x_NK, unit_N, a, b), others), "share of simulated states"),
+        ("covered", *share(lambda a, b: _inside(x_NK, unit_N, b, a), reals), "share of real states"),
         ("frechet", *measured(lambda a, b: frechet(x_NK[a], x_NK[b]) / variance), "of the real states' variance"),
         ("told_apart", apart["simulated"], apart["floor"], "accuracy of a linear classifier, 0.5 is chance"),
     ]  # fmt: skip
@@ -65,9 +71,18 @@ def overlap(x_NK: np.ndarray, c_NK: np.ndarray, real_N: np.ndarray, unit_N: np.n
                    "floor_low": floor.low, "floor_high": floor.high}  # fmt: skip
         known = {k: artefacts.finite(v) for k, v in numbers.items()}
         reason = TOO_FEW_IN_A_HALF if None in (known["simulated"], known["floor"]) else ""
-        few = "" if reason or known["floor_low"] is not None else NO_INTERVAL
-        rows.append({"measure": name, **known, "unit": unit, "n": value.n, "reason": reason, "floor_reason": few})
+        few, few_real = ("" if reason or known[end] is not None else NO_INTERVAL for end in ("low", "floor_low"))
+        rows.append({"measure": name, **known, "unit": unit, "n": value.n, "reason": reason, "interval_reason": few,
+                     "floor_reason": few_real})  # fmt: skip
     return rows
+
+
+def _wide(share: Estimate, units: int) -> Estimate:
+    """A share of the states of some units whose interval has a width also where it is 0, or 1, in all halves."""
+    if share.low < share.high or share.value not in (0.0, 1.0) or np.isnan(share.low):
+        return share
+    low, high = share_interval(share.value * units, units)
+    return share._replace(low=low, high=high)
 
 
 def _inside(x_NK: np.ndarray, unit_N: np.ndarray, there: np.ndarray, asked: np.ndarray) -> float:

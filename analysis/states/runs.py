@@ -122,7 +122,8 @@ def summary(result: Result, bases: Mapping[str, Basis], out: Path) -> str:
             lines.append(f"  {said[name]}: not known: {row['reason']}")
         elif name in said:
             share, floor = scalars[f"overlap_{name}"], scalars[f"overlap_{name}_floor"]["value"]
-            found = f"{share['value']:.2f}{_interval(share, '.2f')}"
+            unsure = f", {row['interval_reason']}" if row["interval_reason"] else ""
+            found = f"{share['value']:.2f}{_interval(share, '.2f')}{unsure}"
             few = f", {row['floor_reason']}" if row["floor_reason"] else ""
             lines.append(f"  {said[name]}: {found} (real against real: {floor:.2f}{few})")
     for name in ("explored", "overlap"):

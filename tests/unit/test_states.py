@@ -66,7 +66,8 @@ def test_overlap_of_equal_sources_is_that_of_real_with_real() -> None:
 
 def test_overlap_of_far_sources_is_none() -> None:
     found = compared(30, 1, 0)
-    assert found["inside"]["simulated"] == found["covered"]["simulated"] == 0
+    for name in ("inside", "covered"):  # 0 in all halves, which 0 to 0 would be sure of
+        assert found[name]["simulated"] == found[name]["low"] == 0 < 1 / EPISODES < found[name]["high"] < 0.3
     assert found["inside"]["floor"] > 0.5 and found["told_apart"]["floor"] < 0.7
     assert found["told_apart"]["simulated"] == 1
     assert found["frechet"]["simulated"] > 100 > 1 > found["frechet"]["floor"]
@@ -87,6 +88,15 @@ def test_a_floor_of_few_episodes_has_no_interval_and_says_so(episodes: int, know
         assert (r["floor_high"] is not None) == (known and r["floor"] is not None)
         assert r["floor_reason"] == ("" if r["reason"] else row["floor_reason"])
     assert found["frechet"]["reason"] == ""
+
+
+def test_few_simulated_episodes_take_nothing_from_the_floor() -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([walk(rng, EPISODES, 3), walk(rng, 6, 3)])
+    found = overlap(x, x, np.arange(len(x)) < EPISODES * STEPS, np.arange(len(x)) // STEPS, 0)
+    for row in [r for r in found if r["measure"] in ("covered", "frechet") and not r["reason"]]:
+        assert row["low"] is None and row["interval_reason"].startswith("no interval of fewer than 4")
+        assert row["floor_low"] < row["floor"] < row["floor_high"] and row["floor_reason"] == ""
 
 
 def test_overlap_says_which_of_two_sources_is_the_narrower() -> None:

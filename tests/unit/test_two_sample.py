@@ -68,11 +68,18 @@ def test_halves_of_few_episodes_have_no_interval() -> None:
         return abs(float(a_N.mean() - b_N.mean())) if len(a_N) and len(b_N) else np.nan
 
     generator = np.random.default_rng(0)
-    for first, second, there in ((4, 4, False), (7, 7, False), (4, 30, False), (8, 8, True)):
+    cases = (
+        (4, 4, False, False),
+        (7, 7, False, False),
+        (4, 30, False, False),
+        (30, 4, False, True),
+        (8, 8, True, True),
+    )
+    for first, second, *there in cases:  # two real halves are of real episodes alone
         a, b = generator.normal(size=first), generator.normal(1, size=second)
         numbers = {} if first == second else {"simulated_episode_M": np.arange(first, first + second)}
-        for e in halves(a, b, np.arange(first), apart, generator, **numbers):
-            assert np.isfinite(e.low) == np.isfinite(e.high) == (there and np.isfinite(e.value))
+        for e, known in zip(halves(a, b, np.arange(first), apart, generator, **numbers), there, strict=True):
+            assert np.isfinite(e.low) == np.isfinite(e.high) == (known and np.isfinite(e.value))
     holds = []
     for seed in range(100):
         g = np.random.default_rng(seed)

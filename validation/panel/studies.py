@@ -267,7 +267,7 @@ def _states(run: Traced, result: Result, name: str) -> Study:
         "explained": ("Variance held by components", ("components", "share", "low", "high", "n")),
         "ica": ("Stability of the directions", ("direction", "stability", "match", "explained")),
         "overlap": ("Real against simulated", ("measure", "simulated", "low", "high", "floor", "unit", "n", "reason",
-                                               "floor_reason")),
+                                               "interval_reason", "floor_reason")),
     })  # fmt: skip
     study.scalars(result)
     return study
