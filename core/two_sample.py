@@ -125,9 +125,9 @@ def halves(
         half = rng.permutation(units)[: len(units) // 2]
         first, others = np.isin(episode_N, half), ~np.isin(other_M, half)
         found.append((distance(real[first], simulated[others]), distance(real[first], real[~first])))
-    ours, others = (len(np.unique(x)) for x in (episode_N, other_M))
+    ours, theirs = len(np.unique(episode_N)), len(np.unique(other_M))
     out = []
-    for values, fewest in zip(np.array(found).T, (min(ours, others), ours), strict=True):
+    for values, fewest in zip(np.array(found).T, (min(ours, theirs), ours), strict=True):
         value = float(values.mean())
         low, high = band_of(values, ALPHA) if fewest >= 2 * LEAST_A_SIDE else (np.nan, np.nan)
         out.append(Estimate(value, float(np.minimum(low, value)), float(np.maximum(high, value)), len(units)))
