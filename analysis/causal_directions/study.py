@@ -169,10 +169,11 @@ def unit_of(name: str) -> str:
     return "share" if name.startswith("undone") else "nats" if name.startswith(KL) else "return"
 
 
-def estimated(found: Measured, level_N: np.ndarray, edit: str, rng: np.random.Generator) -> list[dict[str, Any]]:
-    """A row a method, rank and measure, with intervals over whole levels."""
+def estimated(
+    found: Measured, told: Sequence[str], level_N: np.ndarray, edit: str, rng: np.random.Generator
+) -> list[dict[str, Any]]:
+    """A row a method, rank and measure, with intervals over whole levels.  told: of ``told_of``."""
     rows = []
-    told = _told(found, level_N)
     for (name, rank), values in found.items():
         numbers = {q: _estimate(q, x, level_N, rng) for q, x in values.items()}
         for q in [q for q in values if q.startswith(KL) and q != BACK_KL]:
@@ -184,7 +185,7 @@ def estimated(found: Measured, level_N: np.ndarray, edit: str, rng: np.random.Ge
     return rows
 
 
-def _told(found: Measured, level_N: np.ndarray) -> list[str]:
+def told_of(found: Measured, level_N: np.ndarray) -> list[str]:
     """The measures in which unpatched pairs differ: what is not there is not taken away.
 
     Divergences are there unless their 95 % interval lies below the smallest of interest; values, beyond rounding.
@@ -222,11 +223,10 @@ def _recovered(x_N: np.ndarray, plain_N: np.ndarray, level_N: np.ndarray, rng: n
 
 
 def compared(
-    found: Measured, level_N: np.ndarray, edit: str, rng: np.random.Generator
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The causal subspace less every other one of its rank, pair by pair."""
+    found: Measured, told: Sequence[str], level_N: np.ndarray, edit: str, rng: np.random.Generator
+) -> list[dict[str, Any]]:
+    """The causal subspace less every other one of its rank, pair by pair.  told: of ``told_of``."""
     rows = []
-    told = _told(found, level_N)
     ranks = [rank for name, rank in found if name == CAUSAL]
     for rank in ranks:
         mine = found[CAUSAL, rank]
@@ -281,7 +281,7 @@ def _share(e: Estimate) -> str:
 
 
 def _little(rows: Sequence[Mapping[str, Any]], edit: str, measure: str) -> str:
-    """How little of a divergence there is, where there is none of interest (``_told``); else nothing."""
+    """How little of a divergence there is, where there is none of interest (``told_of``); else nothing."""
     plain = estimate_of(rows, edit, NOTHING, 0, measure)
     if not plain.n or estimate_of(rows, edit, WHOLE, None, f"recovered {measure}").n:
         return ""
@@ -374,12 +374,14 @@ def study(
             draws=asked.draws,
         )  # fmt: skip
         measured = measure(held, found.methods, Later(agent, player, held))
-        rows = estimated(measured, held.level_N, asked.edit, rng)
-        tests = compared(measured, held.level_N, asked.edit, rng)
+        told = told_of(measured, held.level_N)
+        rows = estimated(measured, told, held.level_N, asked.edit, rng)
+        tests = compared(measured, told, held.level_N, asked.edit, rng)
         for words, other in fresh.items():
             got = measure(other, [m for m in found.methods if m.name in CARRIED], Later(agent, player, other))
-            rows += estimated(got, other.level_N, words, rng)
-            tests += compared(got, other.level_N, words, rng)
+            told = told_of(got, other.level_N)
+            rows += estimated(got, told, other.level_N, words, rng)
+            tests += compared(got, told, other.level_N, words, rng)
     finally:
         player.close()
     tests = with_q(tests)

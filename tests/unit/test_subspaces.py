@@ -32,6 +32,7 @@ from analysis.causal_directions.study import (
     sentences,
     smallest,
     text_of_transfer,
+    told_of,
     with_q,
 )
 from analysis.causal_directions.subspaces import Exchange, FitOptions, Readout, along
@@ -118,9 +119,11 @@ def test_what_only_the_value_reads_is_found_and_nothing_is_said_of_actions(seed:
     found = seek(pairs, levels, pairs.base_NH, (1,), FitOptions(steps=20), bases={}, draws=2)
     got = measure(Held, found.methods, lambda change: {})  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
-    assert np.isnan(estimate_of(estimated(got, levels, "e", rng), "e", CAUSAL, 1, f"recovered {KL}").value)
-    assert {row["measure"] for row in compared(got, levels, "e", rng)} == {VALUE}
-    said = sentences(estimated(got, levels, "e", rng), "e", (1,), None, 4, found.guards)
+    assert np.isnan(
+        estimate_of(estimated(got, told_of(got, levels), levels, "e", rng), "e", CAUSAL, 1, f"recovered {KL}").value
+    )
+    assert {row["measure"] for row in compared(got, told_of(got, levels), levels, "e", rng)} == {VALUE}
+    said = sentences(estimated(got, told_of(got, levels), levels, "e", rng), "e", (1,), None, 4, found.guards)
     assert "there is nothing to take away at once (the divergence from the edited world's policy is " in said[1]
     assert "nan" not in " ".join(said)
 
@@ -133,11 +136,15 @@ def test_of_less_than_is_of_interest_no_share_is_said_to_be_taken_away(scale: fl
     found = {(NOTHING, 0): {KL: plain, f"{KL}@1..4": plain}}
     found |= {(name, rank): {q: 0.001 * x for q, x in found[NOTHING, 0].items()}
               for name, rank in ((WHOLE, 8), (CAUSAL, 1), (RANDOM, 1))}  # fmt: skip
-    rows = estimated(found, np.arange(24), "e", rng)
+    rows = estimated(found, told_of(found, np.arange(24)), np.arange(24), "e", rng)
     said = sentences(rows, "e", (1,), None, 4, {1: subspaces.Guard(1, 1, None, None)})[1]
     nothing = "nothing to take away"
     assert said.count(nothing) == 2 * (not there) and ("takes away 0.999" in said) == there
-    assert (nothing in text_of_transfer(rows, "e", 1)) == (not there) == (not compared(found, np.arange(24), "e", rng))
+    assert (
+        (nothing in text_of_transfer(rows, "e", 1))
+        == (not there)
+        == (not compared(found, told_of(found, np.arange(24)), np.arange(24), "e", rng))
+    )
 
 
 def test_what_is_patched_back_undoes_it() -> None:
@@ -186,14 +193,14 @@ def test_the_whole_study_of_planted_pairs() -> None:
 
     got = measure(Held, found.methods, lambda change: {})  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
-    rows = estimated(got, levels[judge], "edit", rng)
+    rows = estimated(got, told_of(got, levels[judge]), levels[judge], "edit", rng)
     assert estimate_of(rows, "edit", WHOLE, None, ACCURACY).value == 1
     assert estimate_of(rows, "edit", NOTHING, 0, ACCURACY).value == 0
     assert estimate_of(rows, "edit", NOTHING, 0, "recovered kl").value == 0
     assert estimate_of(rows, "edit", CAUSAL, 1, "recovered kl").value > 0.99
     assert estimate_of(rows, "edit", "pca", 1, "recovered kl").value > 0.99  # chosen for what it does, not by order
     assert estimate_of(rows, "edit", RANDOM, 1, "recovered kl").value < 0.6
-    tests = with_q(compared(got, levels[judge], "edit", rng))
+    tests = with_q(compared(got, told_of(got, levels[judge]), levels[judge], "edit", rng))
     assert smallest(rows, tests, "edit", (1, 2)) == 1
     (against,) = [t for t in tests if (t["rank"], t["against"], t["measure"]) == (1, "probe", KL)]
     assert against["high"] < 0 and against["q"] < 0.01 and against["q"] >= against["p"]
