@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.markdown_tables import table_below
 from validation.fidelity.summary import SCORECARD
 
 BUNDLES = Path(__file__).resolve().parents[2] / "bundles"
@@ -65,11 +66,8 @@ def fidelity(of: str) -> dict[tuple[str, str], Row]:
 
 
 def table_of(card: str, begins: str = "| measure | at |") -> list[dict[str, str]]:
-    """The rows of the table of measures, by its head; one without a label has that of the row above it."""
-    lines = card[card.index(begins) :].partition("\n\n")[0].splitlines()
-    head, _, *rows = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in lines)
-    for above, row in zip(rows, rows[1:], strict=False):
-        row[0] = row[0] or above[0]
+    """The rows of the table of measures, by its head."""
+    head, *rows = table_below(card, begins)
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 

@@ -7,7 +7,6 @@ A sentence that quotes a table of ``validation.fidelity`` is a ``Quoted``: the s
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ import pytest
 
 from analysis.probes.over_agents import judge, row_of
 from core.config import ROOT
+from tests.markdown_tables import table_below
 
 NUMBER = r"[+-]?\d*\.?\d+"
 Cell = Sequence[str | float]  # the numbers of a cell, in order, and the words that stand in it
@@ -49,19 +49,9 @@ def one(path: str, **where: str) -> Row:
     return row
 
 
-def told(page: str, below: str) -> list[list[str]]:
-    """The cells of a table, its head first; a row without a label has that of the row above it."""
-    lines = itertools.dropwhile(lambda line: not line.startswith("|"), page[page.index(below) :].splitlines())
-    lines = itertools.takewhile(lambda line: line.startswith("|"), lines)
-    head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    for above, row in zip(body, body[1:], strict=False):
-        row[0] = row[0] or above[0]
-    return [head, *body]
-
-
 def cells(table: Told, page: str) -> Iterator[tuple[str, str, Cell]]:
     """(where, what is said, what the file has) of every cell that a file has."""
-    head, *body = told(page, table.below)
+    head, *body = table_below(page, table.below)
     for label, *row in body:
         for column, cell in zip(head[1:], row, strict=True):
             if cell and (have := table.have(label, column)) is not None:
@@ -298,7 +288,7 @@ def joint_outcome(label: str, column: str) -> Cell:
 
 def coin_removed(way: str, column: str) -> Cell:
     """What docs/edits.md has of it: a table that repeats another page's."""
-    head, row, *_ = told((ROOT / "docs" / "edits.md").read_text(), "| edit | n | return, whole |")
+    head, row, *_ = table_below((ROOT / "docs" / "edits.md").read_text(), "| edit | n | return, whole |")
     seen = {"the world and the picture": "return, whole", "the picture alone": "return, pixels alone"}[way]
     cell = row[head.index("foretold" if column == "simulator foretold" else seen)]
     return [float(n) for n in re.findall(NUMBER, cell)] + re.findall("refuted", cell)
