@@ -39,12 +39,18 @@ from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
 TRAININGS = ("nmmo", "craftax")  # beside Procgen's, which has no word
+ELSEWHERE = (
+    "train.py trains in Procgen (--game NAME), Neural MMO (train.py nmmo) and Craftax (train.py craftax); an agent of "
+    "another world, as of Gymnasium, is trained elsewhere and comes in by python -m agents.adopt "
+    "(docs/bring-your-own.md)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunOptions):
     """Train a recurrent PPO agent on a Procgen game and save it as a run directory (Neural MMO: train.py nmmo; Craftax:
-    train.py craftax)."""
+    train.py craftax; an agent of another world, as of Gymnasium, is trained elsewhere and comes in by python -m
+    agents.adopt)."""
 
     out: Path = Path("runs/agent")
     """run directory to write"""
@@ -372,6 +378,9 @@ def choose(argv: list[str]) -> None:
         print(f"error: {late!r} comes first: train.py {late}, and then its flags", file=sys.stderr)
         sys.exit(2)
     rest = argv[1:] if kind else argv
+    if {"env", "env_id"} & set(map(name_of, argv)) or any("gymnasium/" in word for word in argv):
+        print(f"error: {ELSEWHERE}", file=sys.stderr)
+        sys.exit(2)
     if not kind and (kind := train_of(argv)):
         print(f"note: read as python train.py {kind} {' '.join(argv)}", file=sys.stderr)
     elif not kind and "no_track" in map(name_of, argv):
