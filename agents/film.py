@@ -233,7 +233,8 @@ def main(config: FilmConfig) -> None:
         write = write_gif if config.format == "gif" else write_video
         write(path, frames, config.fps)
         run.record("frames", len(frames), "frames")
-    print(f"{len(rows[0])} episodes, {camera.steps} steps: {config.out / path.name}")
+    count = len(rows[0])
+    print(f"{count} episode{'s' * (count != 1)}, {camera.steps} steps: {config.out / path.name}")
 
 
 if __name__ == "__main__":

@@ -324,7 +324,8 @@ def main(config: ImportConfig) -> None:
         run.record("surprise_mean", float(own.mean()), "nats above the policy's entropy", n)
         run.record("surprise_at_other_times_mean", float(others.mean()), "nats above the policy's entropy", n)
     steps = sum(len(e.action) for e in recorded)
-    print(f"imported {n} episodes, {steps:,} steps: {config.out}; {said_of(own, others)}")
+    sizes = f"{n} episode{'s' * (n != 1)}, {steps:,} step{'s' * (steps != 1)}"
+    print(f"imported {sizes}: {config.out}; {said_of(own, others)}")
 
 
 if __name__ == "__main__":

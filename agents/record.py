@@ -525,10 +525,11 @@ class Kept:
 
     def in_words(self, intervened: bool) -> str:
         did = f", {self.altered:,} of them altered" if intervened else ""
-        cut = f" and {self.cut} that were cut" if self.cut else ""
+        cut = f" and {self.cut} that {'was' if self.cut == 1 else 'were'} cut" if self.cut else ""
         of = without_cut(self.cut, len(self.returns))
         mean = f", mean return {np.mean(self.returns):.2f}{of}" if self.returns else ""
-        return f"{len(self.returns)} episodes{cut}, {self.steps:,} steps{did}{mean}"
+        whole = len(self.returns)
+        return f"{whole} episode{'s' * (whole != 1)}{cut}, {self.steps:,} step{'s' * (self.steps != 1)}{did}{mean}"
 
 
 def write_episodes(

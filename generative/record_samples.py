@@ -567,7 +567,9 @@ def main(config: RecordSamplesConfig) -> None:
     finished.forget()
     did = f", {altered_steps:,} of {steps:,} steps altered" if intervene else ""
     did = ("" if of_one else f" in each of {len(members)} simulators") + did
-    print(f"simulated {count} rollouts of up to {config.steps} steps{did}, {ended} ended: {config.out}")
+    print(
+        f"simulated {count} rollout{'s' * (count != 1)} of up to {config.steps} steps{did}, {ended} ended: {config.out}"
+    )
 
 
 if __name__ == "__main__":

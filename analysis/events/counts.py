@@ -19,7 +19,7 @@ from core.artefacts import Result, finite
 from core.contracts import EnvSpec, UserError
 from core.episodes import MOST_CUT, RolloutStore
 from core.roll import one_hot
-from core.stats import ALPHA, benjamini_hochberg, means, ratios, shares
+from core.stats import ALPHA, Estimate, benjamini_hochberg, difference, means, paired_share, ratios, shares
 from envs.procgen_truth import truth_events
 from envs.registry import renewed
 
@@ -206,6 +206,9 @@ def differences(one: Counts, other: Counts, rng: np.random.Generator) -> list[di
         away_UX += sign * (times_UX - rate_X * n_U1) / n_U1.mean()
     found = means(value_X + away_UX, rng=rng)
     low_X, high_X = found.interval()
+    once_X = ((one.times_EX <= 1).all(0)) & ((other.times_EX <= 1).all(0))
+    for x in np.flatnonzero(once_X & (low_X == high_X)):  # nothing varies, as of what never happens: of what is a share
+        low_X[x], high_X[x] = _of_alike(float(value_X[x]), _share(one, x), _share(other, x), len(unit_U))
     p_X = np.where((one.times_EX.sum(0) + other.times_EX.sum(0)) > 0, found.p(), np.nan)  # never: nothing to test
     smaller = min(len(np.unique(c.unit_E)) for c in (one, other))
     if too_few := smaller < FEWEST and smaller < len(unit_U):  # not the same units in both
@@ -222,6 +225,21 @@ def differences(one: Counts, other: Counts, rng: np.random.Generator) -> list[di
         }
         for x in range(len(value_X))
     ]  # fmt: skip
+
+
+def _share(counts: Counts, x: int) -> Estimate:
+    """The share of episodes in which event x happens."""
+    _, with_UX, n_U1 = _by_unit(counts, np.unique(counts.unit_E))
+    share, low, high, n = (found.item() for found in shares(with_UX[:, [x]], n_U1))
+    return Estimate(share, low, high, n)
+
+
+def _of_alike(value: float, one: Estimate, other: Estimate, units: int) -> tuple[float, float]:
+    """The interval of a difference of two shares where no unit differs from any other: what so few can hide, of pairs
+    where both recordings have all units."""
+    paired = one.n == other.n == units and value in (-1.0, 0.0, 1.0)
+    e = paired_share(np.full(units, value)) if paired else difference(other, one)
+    return e.low, e.high
 
 
 def verdict(value: float, q: float | None) -> str:

@@ -386,10 +386,9 @@ def summary(result: Result, subject: Subject, made: Sequence[str]) -> list[str]:
             f"{one['trustworthiness']:.2f}, continuity {one['continuity']:.2f}; runs of {one['run_length']:.1f} steps, "
             f"{result.notes['runs_are']}"
         )
-        beside = result.scalars["neighbours_features"]["unit"].removeprefix("states, ")
         lines.append(
-            f"a state has {one['neighbours_features']:.1f} neighbours among the features and "
-            f"{one['neighbours_plane']:.1f} in the plane, {beside}"
+            f"of {result.notes['neighbours_of']:,} other states one has {one['neighbours_features']:.1f} as neighbours "
+            f"among the features and {one['neighbours_plane']:.1f} in the plane"
         )
         if states.logits_NA is None:
             lines.append(f"{causes.CONFIG} foretells {causes.FORETOLD[False]}")

@@ -142,6 +142,7 @@ def neighbours(states: States, options: SemanticOptions, seed: int, result: Resu
     interval over whole levels."""
     rng = np.random.default_rng(seed)
     rows = rng.permutation(len(states))[: options.semantic_minibatch]
+    result.notes["neighbours_of"] = len(rows) - 1
     for name, x_NK, alpha in (("features", states.h_NH, options.alpha1), ("plane", states.plane_N2, options.alpha2)):
         entropy_M = entropies(torch.from_numpy(np.asarray(x_NK[rows], np.float64)), alpha).numpy()
         e = bootstrap_mean(entropy_M, states.unit_N[rows], rng=rng)

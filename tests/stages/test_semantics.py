@@ -170,7 +170,11 @@ def test_the_size_that_is_foretold_is_the_policys_own_probability(
     names = property(lambda store: [name for name in had.fget(store) if name != "logits"])  # type: ignore[attr-defined]
     monkeypatch.setattr(RolloutStore, "column_names", names)
     semantics.main(config_of(made, tmp_path / "out", "quality"))
-    assert "causes.json foretells shares of recorded actions, random ones among them" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "causes.json foretells shares of recorded actions, random ones among them" in said
+    assert re.search(
+        r"of \d+ other states one has [\d.]+ as neighbours among the features and [\d.]+ in the plane\n", said
+    )
 
 
 def test_a_claim_may_name_an_action_that_does_nothing_of_its_own_at_these_starts(whole: Path, tmp_path: Path) -> None:

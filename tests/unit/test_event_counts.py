@@ -91,4 +91,9 @@ def test_what_happens_at_most_once_has_an_exact_interval() -> None:
     assert row["rate_low"] == row["rate"] == 0 and row["rate_high"] == pytest.approx(1 - 0.025 ** (1 / 30))
     nothing = differences(counts(np.zeros(30, int), np.arange(30)), counts(np.zeros(30, int), np.arange(30)), rng)[0]
     assert nothing["p"] is None and nothing["verdict"] == "never happens"
+    assert nothing["difference_low"] < -0.1 and 0.1 < nothing["difference_high"] < 0.15  # it was 0 to 0
+    others = counts(np.zeros(40, int), 100 + np.arange(40))
+    apart = differences(counts(np.zeros(30, int), np.arange(30)), others, rng)[0]
+    assert apart["difference_low"] == pytest.approx(-row["rate_high"])
+    assert apart["difference_high"] == pytest.approx(rates(others, rng)[0]["rate_high"])
     assert verdict(-0.1, 0.01) == "less often" and verdict(0.1, 0.2) == "no difference found"

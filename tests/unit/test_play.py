@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 from agents.play import Chooser, Exploration, LiveWorld, Moment, play
-from agents.record import record_episodes
+from agents.record import Kept, record_episodes
 from agents.recurrent import AgentConfig, RecurrentAgent
 from agents.running import WHOLE, Running
 from core.artefacts import new_run, write_json
@@ -317,3 +317,15 @@ def test_no_batch_of_observations_outlives_its_step() -> None:
     env = Watched(lambda env: sum(shown() is not None for shown in env.shown))
     list(record_episodes(gru(), env, 3, seed=0, device=CPU))  # type: ignore[arg-type]
     assert len(env.found) > SLOW and max(env.found) <= 6  # two a step, of three steps at most
+
+
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [
+        (Kept([5.0], [12]), "1 episode, 12 steps, mean return 5.00"),
+        (Kept([], [], cut=1, cut_steps=1), "0 episodes and 1 that was cut, 1 step"),
+        (Kept([5.0, 6.0], [1, 2], cut=2, cut_steps=3), "2 episodes and 2 that were cut, 6 steps, mean return 5.50"),
+    ],
+)
+def test_one_episode_is_called_so(kept: Kept, says: str) -> None:
+    assert kept.in_words(False).startswith(says)

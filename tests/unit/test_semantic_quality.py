@@ -62,7 +62,7 @@ def test_neighbours_are_as_many_as_the_kernels_of_the_training_reach() -> None:
     neighbours(states, SemanticOptions(), 0, result)
     features, plane = result.scalars["neighbours_features"], result.scalars["neighbours_plane"]
     assert features["value"] == pytest.approx(4, rel=1e-6) and plane["value"] == pytest.approx(59, rel=1e-3)
-    assert features["unit"] == "states, of 59" and features["n"] == 6
+    assert features["unit"] == "states, of 59" and features["n"] == 6 and result.notes["neighbours_of"] == 59
 
 
 def test_the_interval_of_perplexity_ends_at_the_number_of_codes() -> None:
