@@ -13,6 +13,7 @@ from core.artefacts import Result
 from core.stages import OF_AN_AGENT as STAGES
 from tests.conftest import write_agent, write_simulator, write_study
 from validation.report import claims, contents
+from validation.report.contents import percent
 from validation.report.lineage import choose, trace
 
 
@@ -103,3 +104,9 @@ def test_a_study_without_claims_or_effects_is_told(simulator: Path, tmp_path: Pa
     with artefacts.new_run(tmp_path / "runs" / "study", "interventions", {}, {"simulator": simulator}) as run:
         result.save(run.path)
     assert "no claim could be made" in _page(tmp_path / "runs").html
+
+
+def test_a_share_that_is_rounded_to_nothing_keeps_an_interval_with_a_width() -> None:
+    """1e-7 [.9e-7, 1.2e-7] was '0 % [0, 0]', as if it were known to be nothing."""
+    assert percent({"value": 1e-7, "interval": [0.9e-7, 1.2e-7], "n": 40}).startswith("0 % [0, 1]")
+    assert percent({"value": 0.421, "interval": [0.312, 0.55], "n": 40}).startswith("42 % [31, 55]")

@@ -6,6 +6,7 @@ claims are told claims', what to type commands', and how the page looks page's.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -868,9 +869,11 @@ def plain(scalar: Mapping[str, Any]) -> str:
 
 
 def percent(scalar: Mapping[str, Any], with_interval: bool = True) -> str:
-    """A share as '42 % [31, 55]'."""
+    """A share as '42 % [31, 55]'; ends that would be rounded to one number are rounded away from each other."""
     if scalar["value"] is None:
         return number(None)
     low, high = (scalar.get("interval") if with_interval else None) or (None, None)
     whole = [None if end is None else round(100 * end) for end in (low, high)]
+    if None not in whole and low < high and whole[0] == whole[1]:
+        whole = [math.floor(100 * low), math.ceil(100 * high)]
     return f"{100 * scalar['value']:.0f} %{interval(whole[0], whole[1], scalar.get('n'))}"
