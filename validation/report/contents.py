@@ -874,6 +874,6 @@ def percent(scalar: Mapping[str, Any], with_interval: bool = True) -> str:
         return number(None)
     low, high = (scalar.get("interval") if with_interval else None) or (None, None)
     whole = [None if end is None else round(100 * end) for end in (low, high)]
-    if None not in whole and low < high and whole[0] == whole[1]:
+    if low is not None and high is not None and low < high and whole[0] == whole[1]:
         whole = [math.floor(100 * low), math.ceil(100 * high)]
     return f"{100 * scalar['value']:.0f} %{interval(whole[0], whole[1], scalar.get('n'))}"
