@@ -39,7 +39,7 @@ def short(x: float, digits: int = 2) -> str:
 def test_what_is_bundled_is_whole(name: str) -> None:
     assert artefacts.verify(BUNDLE / name / "evaluation") == []  # and the agent that it is of
     training = artefacts.read_manifest(BUNDLE / name / "agent")["facts"]["training"]
-    assert training["metrics"]["steps"]["value"] == 1_998_848 and training["config"]["policy"] == "semantic"
+    assert training["metrics"]["steps"]["value"] == 3_997_696 and training["config"]["policy"] == "semantic"
     assert training["seed"] == int(name[-1])
     for text in (BUNDLE / name).rglob("*.json"):
         assert '"/' not in text.read_text(), text  # no path of a machine
@@ -56,7 +56,12 @@ def test_returns_that_are_told_are_the_stored_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("begins", "runs"), [("with the module, seeds", "causes_"), ("and `--ordinal`", "causes_ordinal_")]
+    ("begins", "runs"),
+    [
+        ("with the module, seeds", "causes_"),
+        ("gradient through *p*, half", "causes_gradient_"),
+        ("and `--ordinal`", "causes_ordinal_"),
+    ],
 )
 def test_what_held_codes_do_is_told(begins: str, runs: str) -> None:
     (line,) = [line for line in TOLD[0].splitlines() if line.startswith(f"| {begins}") and "seeds 1, 2, 3" in line]

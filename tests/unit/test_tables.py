@@ -10,7 +10,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -170,7 +170,11 @@ QUALITY = {  # {how a row begins: measures of quality.csv, of OTHER of another s
     "with k-means of the plain": ("ari_with_k-means_of_the_plain_agent", "nmi_with_k-means_of_the_plain_agent"),
     "with `analysis.behaviours`": ("ari_with_behaviours", "nmi_with_behaviours"),
 }
-WITH_INTERVAL = {"perplexity": "perplexity", "of VAR(1) surrogates": "run_length_surrogates"}
+WITH_INTERVAL = {
+    "perplexity": "perplexity",
+    "neighbours of": "neighbours_features",
+    "of VAR(1) surrogates": "run_length_surrogates",
+}
 
 
 def quality(label: str, seed: str) -> Cell | None:
@@ -208,10 +212,15 @@ def causes(hypothesis: str, column: str) -> Cell | None:
     }.get(column)
 
 
-def returns(seed: str, column: str) -> Cell | None:
-    group = {"plain": "plain", "with the module": "semantic", "and `--ordinal`": "ordinal"}.get(column, "")
-    found = [row for row in rows(f"{STUDY}/returns.csv") if (row["group"], row["seed"]) == (group, seed)]
+def returns(steps: str, groups: dict[str, str], seed: str, column: str) -> Cell | None:
+    of = (groups.get(column, ""), seed, steps)
+    found = [row for row in rows(f"{STUDY}/returns.csv") if (row["group"], row["seed"], row["steps"]) == of]
     return measured(found[0], "return") if found else None
+
+
+def matched(situation: str, seed: str) -> Cell | None:
+    row = one(f"{STUDY}/matches_{seed.removeprefix('seed ')}.csv", description=situation)
+    return [row["verdict"], *measured(row, "phi")]
 
 
 def semantic_card(label: str, name: str) -> Cell | None:
@@ -303,8 +312,14 @@ TABLES = (
     Told("docs/craftax.md", "Differences of the cells", of_contrasts, 30),
     Told("docs/craftax.md", "| R² from h; obs; obs + time, at |", emergence, 30),
     Told("bundles/craftax-probe/README.md", "| | masked_normal_1", craftax_card, 20),
-    Told("docs/semantics.md", "**Return** on held-out levels", returns, 8),
-    Told("docs/semantics.md", "**What the clusters are**", quality, 34, brackets=False),
+    Told("docs/semantics.md", "**Return** on held-out levels",
+         partial(returns, "3997696", {"plain": "plain", "with the module": "semantic",
+                                      "gradient through *p* (`--no-stop_p`)": "gradient"}), 7),
+    Told("docs/semantics.md", "**Half as long**",
+         partial(returns, "1998848", {"plain": "plain", "gradient through *p*": "gradient",
+                                      "and `--ordinal`": "ordinal"}), 8),
+    Told("docs/semantics.md", "**Which codes are what people", matched, 24),
+    Told("docs/semantics.md", "**What the clusters are**", quality, 37, brackets=False),
     Told("docs/semantics.md", "**What the codes of seed 1 say**", codes, 16),
     Told("docs/semantics.md", "**Are they causes?**", causes, 52),
     Told("bundles/coinrun-semantic/README.md", "| | semantic_1", semantic_card, 6),
