@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 
 def _near(a: Tensor, b: Tensor) -> Tensor:
-    """Where two numbers are so near that the slope between them is surer than (y - y0) / (x - x0), which is off by
-    rounding over distance; the slope is off by a share of the distance's square (their sum is least at about this)."""
+    """Where two numbers are so near, for their size, that the slope between them is surer than (y - y0) / (x - x0),
+    which is off by rounding over distance; the slope is off by a share of the distance's square (their sum is least at
+    about this)."""
     share = torch.finfo(a.dtype).eps ** (1 / 3) / 5  # 1e-3 of single precision
     return ((a - b).abs() <= share * (a.abs() + b.abs()) / 2) | (a == b)  # a mask's -inf, too
 
@@ -32,10 +33,15 @@ def _middle(x: Tensor, at: int) -> Tensor:
 
 
 def _secant(x: Tensor, y: Tensor, slope: Tensor, at: int) -> Tensor:
-    """(y - y0) / (x - x0) for both halves; ``slope``, of the middle between them, where they hardly differ."""
-    (a, b), (ya, yb) = _halves(x, at), _halves(y, at)
+    """(y - y0) / (x - x0) for both halves; ``slope``, of the middle between them, where they hardly differ, and where
+    it differs from that by less than rounding does: about 0 an exponential is 1, and a sigmoid .5, whose rounding is
+    large beside what they change by, however far for their size two numbers lie apart."""
+    (a, b), (ya, yb), (between, _) = _halves(x, at), _halves(y, at), _halves(slope, at)
     near = _near(a, b)
-    found = torch.where(near, slope.chunk(2, at)[0], (ya - yb) / torch.where(near, torch.ones_like(a), a - b))
+    apart = torch.where(near, torch.ones_like(a), a - b)
+    quotient = (ya - yb) / apart
+    rounding = 2 * torch.finfo(y.dtype).eps * (ya.abs() + yb.abs()) / apart.abs()
+    found = torch.where(near | ((between - quotient).abs() < rounding), between, quotient)
     return torch.cat([found] * 2, at)
 
 

@@ -295,13 +295,18 @@ def test_a_function_of_one_number_has_its_secant_and_near_the_baseline_its_slope
     torch.testing.assert_close(maps[:, 0], change, rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.parametrize("act", [nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.GELU(), nn.Softplus()])
-def test_rounding_harms_no_part_however_near_a_number_is_to_its_baseline(act: nn.Module) -> None:
+@pytest.mark.parametrize("about_0", [False, True])
+@pytest.mark.parametrize("act", [nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.GELU(), nn.Softplus(), nn.LogSoftmax(1)])
+def test_rounding_harms_no_part_however_near_a_number_is_to_its_baseline(act: nn.Module, about_0: bool) -> None:
     """A part over the difference of the input, in single precision and in double: rounding over a distance that is just
-    not near (1e-4 of the number, once) was a thousandth of the slope, and more."""
+    not near (1e-4 of the number, once) was a thousandth of the slope, and more; about 0, where a sigmoid is .5 however
+    far two numbers lie apart for their size, all of it."""
     draw = torch.Generator().manual_seed(0)
     base = torch.empty(2000, 4).uniform_(0.5, 2, generator=draw)
     x = base * (1 + torch.empty(2000, 4).uniform_(-14, -2, generator=draw).exp())
+    if about_0:
+        sizes = torch.empty(2000, 1).uniform_(-14, -2, generator=draw).exp()
+        base, x = sizes * torch.randn(2, 2000, 4, generator=draw)
     net = nn.Sequential(nn.Identity(), act, nn.Linear(4, 1, bias=False)).requires_grad_(False)
     (single, _), (double, _) = (explained(net.to(t), x.to(t), base.to(t)) for t in (torch.float32, F64))
     slope_1, slope_2 = (maps.detach().double() / (x - base).double() for maps in (single, double))
