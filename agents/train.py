@@ -31,7 +31,7 @@ from agents.trainer import Trainer
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, Step, UserError, VecEnv
 from core.directions import fingerprint
-from core.earlier import name_of, train_of
+from core.earlier import name_of, train_of, values_by_flag
 from core.ranks import ALONE, Processes, from_torchrun
 from core.training import FREE, RunOptions, Stop, fixed_in, going_on, open_together, require_same_sizes, restarted
 from core.trees import Tree, detached, each, on, rows_of
@@ -364,6 +364,13 @@ def late_word(argv: Sequence[str]) -> str:
     return ""
 
 
+def asks_for_another_world(argv: Sequence[str]) -> bool:
+    """Whether a flag names a world that nothing here trains in: --env, or a game of Gymnasium."""
+    values = values_by_flag(argv)
+    games = [value for name in ("game", "env_name") for value in values.get(name, [])]
+    return bool({"env", "env_id"} & set(values)) or any(game.startswith("gymnasium/") for game in games)
+
+
 def choose(argv: list[str]) -> None:
     """``nmmo ...`` trains (or films) policies of Neural MMO, agents/nmmo_train.py; ``craftax ...`` an agent in Craftax,
     agents/craftax_train.py; anything else a Procgen agent, unless it has flags that only one of the other two has.
@@ -378,7 +385,7 @@ def choose(argv: list[str]) -> None:
         print(f"error: {late!r} comes first: train.py {late}, and then its flags", file=sys.stderr)
         sys.exit(2)
     rest = argv[1:] if kind else argv
-    if {"env", "env_id"} & set(map(name_of, argv)) or any("gymnasium/" in word for word in argv):
+    if asks_for_another_world(argv):
         print(f"error: {ELSEWHERE}", file=sys.stderr)
         sys.exit(2)
     if not kind and (kind := train_of(argv)):

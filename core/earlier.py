@@ -214,7 +214,7 @@ def name_of(word: str) -> str:
 def train_of(argv: Sequence[str]) -> str:
     """Which training ``train.py`` without a first word means: 'nmmo', 'craftax', or '' (Procgen), by flags that only
     one of them has."""
-    typed = {name: values for _, name, values in _grouped(argv)}
+    typed = values_by_flag(argv)
     names = set(typed) - set(FLAGS["train"])
     nmmo = {*FLAGS["train_nmmo"], "architecture", "mode", "policies", "syllabus"}
     if names & nmmo:
@@ -222,6 +222,11 @@ def train_of(argv: Sequence[str]) -> str:
     craftax = {"mask_intrinsics", "no_mask_intrinsics", "reward_hp_coef", "reward_ach_coef", "cell"}
     values = typed.get("env_name", [])
     return "craftax" if names & craftax or any(v.startswith("Craftax") for v in values) else ""
+
+
+def values_by_flag(argv: Sequence[str]) -> dict[str, list[str]]:
+    """The values of every flag that is typed, by its name."""
+    return {name: values for _, name, values in _grouped(argv)}
 
 
 def _grouped(argv: Sequence[str]) -> Iterator[tuple[list[str], str, list[str]]]:
