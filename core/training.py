@@ -59,6 +59,7 @@ FREE = (
     "maps", "agent", "rollouts", "begin_with", "checkpoints", "evaluate_every", "evaluate_episodes", "validate_every",
     "video_every", "outcomes", "ppo.total_steps", "ppo.bf16", "optim.updates", "optim.bf16",
 )  # fmt: skip
+NOT_SET = object()  # the value of a setting that a configuration lacks
 TIME_IS_UP = 1  # among numbers of signals
 
 
@@ -368,20 +369,36 @@ def check_same(config: Any, out: Path, stage: str, fixed: Sequence[str]) -> None
         for part in key.split("."):
             was, is_, given = was.get(part), is_[part], getattr(given, part, None)
         if was != is_ and not cli.says(was, given):
-            raise UserError(f"--resume: {_differing(key, was, is_, given)}; start another run for that")
+            name, was, is_ = _differing(key, was, is_, given)
+            said = f"{name} was {_told(was)} and is now {_told(is_)}; start another run for that"
+            raise UserError(f"--resume: {said}{_way_on(name, was, is_)}")
 
 
-def _differing(key: str, was: Any, is_: Any, given: Any) -> str:
-    """The first setting of a group that differs, in words.  was, is_: as JSON; given: as it is."""
+def _differing(key: str, was: Any, is_: Any, given: Any) -> tuple[str, Any, Any]:
+    """(Name, value before, value now) of the first setting of a group that differs; NOT_SET: it has none.  was, is_: as
+    JSON; given: as it is."""
     if isinstance(was, dict) and isinstance(is_, dict):
         for k in {**was, **is_}:
             one = given.get(k) if isinstance(given, Mapping) else getattr(given, k, None)
             if k not in is_ or k not in was:
-                before, now = (repr(x[k]) if k in x else "not set" for x in (was, is_))
-                return f"{key}.{k} was {before} and is now {now}"
+                return f"{key}.{k}", was.get(k, NOT_SET), is_.get(k, NOT_SET)
             if was[k] != is_[k] and not cli.says(was[k], one):
                 return _differing(f"{key}.{k}", was[k], is_[k], one)
-    return f"{key} was {was!r} and is now {is_!r}"
+    return key, was, is_
+
+
+def _told(value: Any) -> str:
+    return "not set" if value is NOT_SET else repr(value)
+
+
+def _way_on(name: str, was: Any, now: Any) -> str:
+    """How to go on as the run was begun, where a flag says it: a preset may have another value than it had then."""
+    flag = name.rpartition(".")[2]
+    if now is NOT_SET or isinstance(now, dict):
+        return ""
+    if isinstance(was, bool):
+        return f" (as it was: --{'' if was else 'no-'}{flag})"
+    return f" (as it was: --{flag} {shlex.quote(str(was))})" if isinstance(was, (int, float, str)) else ""
 
 
 def _begun_with(config: Any, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -369,7 +369,8 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
         learned = config.outcomes
         if config.model.layout != "context":
             raise UserError(
-                f"--outcome_windows {learned.outcome_windows} is of --layout context, not of {config.model.layout}"
+                f"--outcome_windows {learned.outcome_windows} is of --layout context, not of {config.model.layout}: "
+                "where a preset has it, say --outcome_windows 0"
             )
         cli.require(2, outcome_windows=learned.outcome_windows)
         cli.require(1, outcome_steps=learned.outcome_steps, outcome_passes=learned.outcome_passes)

@@ -107,7 +107,10 @@ def test_outcomes_are_learned_once_more_and_what_that_changed_is_recorded(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--outcome_windows", "12", "--layout", "grid"), "--outcome_windows 12 is of --layout context, not of grid"),
+        (
+            ("--outcome_windows", "12", "--layout", "grid"),
+            "--outcome_windows 12 is of --layout context, not of grid: where a preset has it, say --outcome_windows 0",
+        ),
         (("--outcome_windows", "1"), "--outcome_windows must be at least 2"),
         (("--outcome_windows", "12", "--outcome_rate", "0"), "--outcome_rate must be above 0, not 0"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -155,8 +156,24 @@ def test_a_resume_of_other_settings_names_the_one_that_differs(tmp_path: Path) -
     saved = json.loads((out / "config.json").read_text())
     saved["config"]["ppo"] |= {"left": None}
     (out / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(UserError, match=r"^--resume: ppo.left was None and is now not set; start another run"):
+    with pytest.raises(
+        UserError, match=r"^--resume: ppo.left was None and is now not set; start another run for that$"
+    ):
         check_same(Training(out=out), out, "train", ("seed", "ppo"))
+
+
+def test_a_resume_says_how_to_go_on_as_it_was_begun(tmp_path: Path) -> None:
+    """A preset may have got another value since: semantic has stop_p."""
+    out = tmp_path / "r"
+    words = ["--preset", "semantic", "--out", f"{out}"]
+    parsed = [cli.parse(TrainConfig, [*words, *more], "train") for more in (["--no-stop_p"], [], ["--epochs", "1"])]
+    open_run(parsed[0], "train", {}, ()).finish()
+    for config, group, said in ((parsed[1], "semantic", "semantic.stop_p was False and is now True"),
+                                (parsed[2], "ppo", "ppo.epochs was 3 and is now 1")):  # fmt: skip
+        with pytest.raises(UserError, match=f"^--resume: {said}; start another run for that ") as error:
+            check_same(config, out, "train", [group])
+        (way,) = re.findall(r" \(as it was: (.+)\)$", str(error.value))
+        check_same(cli.parse(TrainConfig, [*words, *way.split()], "train"), out, "train", [group])
 
 
 def test_a_state_of_an_earlier_version_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
