@@ -109,4 +109,5 @@ def test_a_study_without_claims_or_effects_is_told(simulator: Path, tmp_path: Pa
 def test_a_share_that_is_rounded_to_nothing_keeps_an_interval_with_a_width() -> None:
     """1e-7 [.9e-7, 1.2e-7] was '0 % [0, 0]', as if it were known to be nothing."""
     assert percent({"value": 1e-7, "interval": [0.9e-7, 1.2e-7], "n": 40}).startswith("0 % [0,\xa01]")
+    assert percent({"value": 0.29, "interval": [0.29, 0.2901], "n": 40}).startswith("29 % [29,\xa030]")
     assert percent({"value": 0.421, "interval": [0.312, 0.55], "n": 40}).startswith("42 % [31,\xa055]")

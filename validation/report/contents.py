@@ -875,5 +875,6 @@ def percent(scalar: Mapping[str, Any], with_interval: bool = True) -> str:
     low, high = (scalar.get("interval") if with_interval else None) or (None, None)
     whole = [None if end is None else round(100 * end) for end in (low, high)]
     if low is not None and high is not None and low < high and whole[0] == whole[1]:
-        whole = [math.floor(100 * low), math.ceil(100 * high)]
+        rounded = 1e-12  # of 100 * .29 being 28.999999999999996
+        whole = [math.floor(100 * low * (1 + rounded)), math.ceil(100 * high * (1 - rounded))]
     return f"{100 * scalar['value']:.0f} %{interval(whole[0], whole[1], scalar.get('n'))}"
