@@ -24,6 +24,7 @@ from core import artefacts, config as cli
 from core.artefacts import MANIFEST, Result
 from core.contracts import UserError
 from core.stats import between
+from core.words import counted
 
 STAGE = "curves"
 
@@ -81,7 +82,7 @@ def main(config: CurvesConfig) -> None:
             draw_curves(bands, config.normalise, ended).savefig(run.path / "curves.png", dpi=140)
     for band in bands:
         interval = between(band.low_T[-1], band.high_T[-1], ".2f")
-        seeds = f"{band.seeds} seed{'s' * (band.seeds > 1)}"
+        seeds = counted(band.seeds, "seed")
         print(f"{band.game}, {band.method}, {band.split}: {band.mean_T[-1]:.2f}{interval} at "
               f"{band.step_T[-1]:,.0f} steps ({seeds})")  # fmt: skip
     for said in (ranges_of(ends), ended, left_out):

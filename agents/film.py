@@ -34,6 +34,7 @@ from core.directions import Basis, direction_ids, load_basis
 from core.episodes import RolloutStore
 from core.progress import track
 from core.video import check_video, write_gif, write_video
+from core.words import counted
 
 STAGE = "film"
 
@@ -234,7 +235,7 @@ def main(config: FilmConfig) -> None:
         write(path, frames, config.fps)
         run.record("frames", len(frames), "frames")
     count = len(rows[0])
-    print(f"{count} episode{'s' * (count != 1)}, {camera.steps} steps: {config.out / path.name}")
+    print(f"{counted(count, 'episode')}, {counted(camera.steps, 'step')}: {config.out / path.name}")
 
 
 if __name__ == "__main__":

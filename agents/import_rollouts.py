@@ -35,6 +35,7 @@ from core.progress import bar
 from core.roll import act
 from core.stats import bootstrap_mean
 from core.trees import flatten
+from core.words import counted
 
 STAGE = "import_rollouts"
 TRANSITIONS = ("action", "reward", "terminated", "truncated")
@@ -324,7 +325,7 @@ def main(config: ImportConfig) -> None:
         run.record("surprise_mean", float(own.mean()), "nats above the policy's entropy", n)
         run.record("surprise_at_other_times_mean", float(others.mean()), "nats above the policy's entropy", n)
     steps = sum(len(e.action) for e in recorded)
-    sizes = f"{n} episode{'s' * (n != 1)}, {steps:,} step{'s' * (steps != 1)}"
+    sizes = f"{counted(n, 'episode')}, {counted(steps, 'step')}"
     print(f"imported {sizes}: {config.out}; {said_of(own, others)}")
 
 

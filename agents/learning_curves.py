@@ -24,6 +24,7 @@ from core.files import csv_of, read_bytes
 from core.pages import label_colours
 from core.stats import TIE, student
 from core.training import STATE, RunOptions, unfinished_curve
+from core.words import counted
 from envs.procgen_returns import returns_of
 
 NEEDED = ("eprewmean", "misc/total_timesteps")
@@ -384,7 +385,7 @@ def draw_curves(bands: Sequence[Band], normalised: bool, below: str = "") -> Any
     for axis, game in zip(axes, games, strict=False):
         for band in (b for b in bands if b.game == game):
             colour = colours[methods.index(band.method)]
-            name = f"{band.method}, {band.split}, {band.seeds} seed{'s' * (band.seeds > 1)}"
+            name = f"{band.method}, {band.split}, {counted(band.seeds, 'seed')}"
             axis.plot(band.step_T, band.mean_T, color=colour, linestyle="-" if band.split == "train" else "--",
                       marker="" if len(band.step_T) > 1 else "o", label=name)  # fmt: skip
             if len(band.step_T) > 1:

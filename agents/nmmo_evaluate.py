@@ -27,6 +27,7 @@ from agents.policies import DESCRIPTION
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.progress import bar
+from core.words import counted
 from envs.nmmo import MAPS, NmmoEnv, held_out, options_of
 
 STAGE = "evaluate_nmmo"
@@ -176,4 +177,4 @@ def main(config: NmmoEvaluateConfig) -> None:
         run.facts = {"mode": config.mode, "policies": list(policies), "episodes": config.episodes}
         run.record("lives", lived, "lives")
     env.close()
-    print(f"{config.repeats} file(s) with {lived:,} lives of {', '.join(policies)}: {out}")
+    print(f"{counted(config.repeats, 'file')} with {counted(lived, 'life')} of {', '.join(policies)}: {out}")

@@ -42,6 +42,7 @@ from core.progress import bar
 from core.ranks import ALONE, Processes, from_torchrun
 from core.training import going_on
 from core.trees import Tree, each, flatten, leaves
+from core.words import counted
 from envs.nmmo import FEATURES, MAPS, NmmoEnv, labels, life_of
 from envs.procgen import HELD_OUT
 from envs.procgen_truth import WithTruth, parse_truth
@@ -529,7 +530,7 @@ class Kept:
         of = without_cut(self.cut, len(self.returns))
         mean = f", mean return {np.mean(self.returns):.2f}{of}" if self.returns else ""
         whole = len(self.returns)
-        return f"{whole} episode{'s' * (whole != 1)}{cut}, {self.steps:,} step{'s' * (self.steps != 1)}{did}{mean}"
+        return f"{counted(whole, 'episode')}{cut}, {counted(self.steps, 'step')}{did}{mean}"
 
 
 def write_episodes(

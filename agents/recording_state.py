@@ -26,7 +26,7 @@ from envs.gymnasium_env import GymnasiumEnv
 STATE = artefacts.RECORDING_STATE
 PARTS = ("made_of", "wall_s", "over", "recorder", "writer", "kept", "processes", "step")
 OWN = ("recorder", "writer")  # parts that every process has of its own
-FREE = ("out", "overwrite", "resume", "npz", "threads", "device")  # what another command may say
+FREE_IN_RECORDING = ("out", "overwrite", "resume", "npz", "threads", "device")  # what another command may say
 
 
 class Writer(Protocol):
@@ -67,7 +67,7 @@ def made_of(agent: str, inputs: artefacts.Inputs) -> dict[str, Any]:
 
 def check_whole(config: Any, out: Path, stage: str, inputs: artefacts.Inputs) -> None:
     """UserError unless a whole run is what this command would make; what a kill left beside it is removed."""
-    check_same(config, out, stage, fixed_in(config, FREE))
+    check_same(config, out, stage, fixed_in(config, FREE_IN_RECORDING))
     known = artefacts.read_manifest(out, stage)["inputs"]
     for name, path in inputs.items():
         if known.get(name, {}).get("manifest_sha256") != inputs.made_from[name]:
@@ -110,7 +110,7 @@ def saved_in(
     if not (out / STATE).exists():
         raise UserError(f"{out} has no state to resume from ({STATE}); begin it without --resume (--overwrite, if it "
                         "holds anything)")  # fmt: skip
-    check_same(config, out, stage, fixed_in(config, FREE))
+    check_same(config, out, stage, fixed_in(config, FREE_IN_RECORDING))
     state = load_state(out / STATE, *PARTS, of="recording")
     check_made_of(out, state["made_of"], made)
     if state["over"]:

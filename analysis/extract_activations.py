@@ -32,6 +32,7 @@ from core.episodes import StoreWriter
 from core.files import writing
 from core.progress import bar
 from core.training import going_on, open_run
+from core.words import counted
 from envs.nmmo import CLASSES, FEATURES, MAPS, NmmoEnv, held_out, options_of
 
 PROGRESS = "progress.json"  # how many parts are whole
@@ -127,8 +128,8 @@ def main(config: ExtractConfig) -> None:
         artefacts.write_json(run.path / PROGRESS, artefacts.sealed(done))
     processes.wait()  # until the run directory is open
     if 0 < parts - done["parts"] < processes.count:
-        print(f"note: {parts - done['parts']} part(s) for {processes.count} processes: the others wait; raise --parts",
-              file=sys.stderr)  # fmt: skip
+        left = counted(parts - done["parts"], "part")
+        print(f"note: {left} for {processes.count} processes: the others wait; raise --parts", file=sys.stderr)
     with bar("extracting", parts, "parts") as progress:
         progress.advance(done["parts"])
         for start in range(done["parts"], parts, processes.count):  # a part a process

@@ -60,6 +60,7 @@ from core.files import (
 )
 from core.stages import writer
 from core.stats import few
+from core.words import counted
 
 MANIFEST = "manifest.json"
 HALF_CONFIG = ".config.json.*.tmp"  # of a process that was killed as it opened a run directory
@@ -1129,7 +1130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in problems:
         print(f"BAD  {problem}")
     if problems:
-        print(f"{len(problems)} problem(s) in {path} or what it was made from")
+        print(f"{counted(len(problems), 'problem')} in {path} or what it was made from")
         return 1
     for depth, stage, directory in chain(path):
         edited = "".join(f"  ({name} was edited since, as users may)" for name in edited_files(directory))

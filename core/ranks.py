@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from core.contracts import UserError
+from core.words import counted
 
 X = TypeVar("X")
 Items = TypeVar("Items", Tensor, list[Any])
@@ -106,7 +107,8 @@ def each(items: Sequence[X], do: Callable[[X], Any], said: str = "") -> Iterator
         yield from map(do, items)
         return
     if said and len(items) < size and first():
-        print(f"note: {len(items)} block(s) of work for {size} processes: the others wait; {said}", file=sys.stderr)
+        blocks = counted(len(items), "block")
+        print(f"note: {blocks} of work for {size} processes: the others wait; {said}", file=sys.stderr)
     for start in range(0, len(items), size):
         mine: Any = None
         if start + me < len(items):

@@ -24,6 +24,7 @@ import numpy as np
 
 from core.config import nearest
 from core.contracts import UserError
+from core.words import counted
 from envs.procgen_state import ENTITY, NEEDED, SPACE, TAILS, THINGS, State
 
 VERBS = ("remove", "move", "add", "set")
@@ -324,7 +325,7 @@ def _numbers(words: list[str], count: int, where: str) -> tuple[float, ...]:
     except ValueError:
         raise UserError(f"{where}: {' '.join(words)!r} are not numbers") from None
     if len(out) != count or not all(math.isfinite(v) for v in out):
-        raise UserError(f"{where}: takes {count} finite number{'s' * (count > 1)}, not {' '.join(words) or 'none'}")
+        raise UserError(f"{where}: takes {counted(count, 'finite number')}, not {' '.join(words) or 'none'}")
     return out
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.recording_state import FREE, check_made_of
+from agents.recording_state import FREE_IN_RECORDING, check_made_of
 from core import artefacts, config as cli, ranks
 from core.contracts import UserError
 from core.files import npz_of, parsing, write_npz
@@ -115,7 +115,7 @@ def begun(config: Any, stage: str, made_of: Mapping[str, Any]) -> float:
     if not (out / FOLDER).is_dir():
         raise UserError(f"{out} has no finished shards to go on after ({FOLDER}); begin it without --resume "
                         "(--overwrite, if it holds anything)")  # fmt: skip
-    check_same(config, out, stage, fixed_in(config, FREE))
+    check_same(config, out, stage, fixed_in(config, FREE_IN_RECORDING))
     seconds = 0.0
     for file in sorted((out / FOLDER).glob(".shard_*.json")):
         try:

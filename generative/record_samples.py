@@ -43,6 +43,7 @@ from core.roll import Noise, Simulator, Trajectory
 from core.training import going_on
 from core.trees import joined, leaves
 from core.video import check_video, write_video
+from core.words import counted
 from generative.apart import Apart
 from generative.finished import FOLDER, Finished, opened
 from generative.load import check_world, load_ensemble, members_as_inputs
@@ -568,7 +569,8 @@ def main(config: RecordSamplesConfig) -> None:
     did = f", {altered_steps:,} of {steps:,} steps altered" if intervene else ""
     did = ("" if of_one else f" in each of {len(members)} simulators") + did
     print(
-        f"simulated {count} rollout{'s' * (count != 1)} of up to {config.steps} steps{did}, {ended} ended: {config.out}"
+        f"simulated {counted(count, 'rollout')} of up to {counted(config.steps, 'step')}{did}, {ended} ended: "
+        f"{config.out}"
     )
 
 

@@ -266,7 +266,7 @@ def main(config: DoctorConfig) -> None:
         print(finding, flush=True)
         broken += finding.state == BROKEN
     if broken:
-        print(f"{broken} thing(s) that are needed are broken")
+        print(f"{broken} of what is needed {'is' if broken == 1 else 'are'} broken")
         raise SystemExit(1)
     print("ready")
 

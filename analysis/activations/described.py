@@ -35,6 +35,7 @@ from core import config as cli
 from core.artefacts import Result
 from core.contracts import UserError
 from core.stats import ALPHA, band_of, few, share_of
+from core.words import counted
 
 PLACE = ("row", "column", "from_centre")
 
@@ -298,8 +299,8 @@ def summary(result: Result, out: Path) -> str:
         lines.append(f"verdict: {notes['verdict']} ({notes['said']})")
         if (worlds := int(s["worlds"]["value"])) < LEAST_WORLDS:
             lines.append(
-                f"  said of these lives of {worlds} world(s), whose map and events they share: record at least "
-                f"{LEAST_WORLDS} worlds to speak of others"
+                f"  said of these lives of {counted(worlds, 'world')}, whose map and events they share: record at "
+                f"least {LEAST_WORLDS} worlds to speak of others"
                 if worlds
                 else "  said of single lives: which of them share a world is not recorded"
             )

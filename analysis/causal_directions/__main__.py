@@ -31,6 +31,7 @@ from core import artefacts, config as cli
 from core.contracts import UserError
 from core.directions import Basis, bases_of, fingerprint, load_basis
 from core.roll import action_noise
+from core.words import counted
 from envs.procgen_edits import parse_edit
 
 STAGE = "causal_directions"
@@ -131,7 +132,7 @@ def main(config: CausalDirectionsConfig) -> None:
         run.metrics |= result.scalars
     for claim in result.notes["claims"]:
         print(claim["text"])
-    print(f"basis causal, {rank} direction{'s' * (rank > 1)} (--basis_kind causal): {config.out}")
+    print(f"basis causal, {counted(rank, 'direction')} (--basis_kind causal): {config.out}")
 
 
 if __name__ == "__main__":

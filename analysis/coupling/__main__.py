@@ -54,6 +54,7 @@ from core.contracts import UserError
 from core.directions import direction_ids, fingerprint, load_basis
 from core.episodes import RolloutStore
 from core.stats import least_units, require_draws
+from core.words import counted
 
 STAGE = "coupling"
 SHOWN = 5  # edges printed
@@ -141,7 +142,7 @@ def main(config: CouplingConfig) -> None:
     edges = len(result.tables["edges"])
     print(f"coupling of {len(directions)} directions in {len(labels)} behaviours, {edges} edges: {config.out}")
     if (kinds := int(result.scalars["kinds"]["value"] or 0)) and len(labels) > 1:
-        print(f"  by their Jacobians the behaviours are of {kinds} kind{'s' * (kinds != 1)} told apart")
+        print(f"  by their Jacobians the behaviours are of {counted(kinds, 'kind')} told apart")
     if "extremes" in result.tables:
         print(f"  at the ends of directions: {len(result.tables['extremes'])} significant means or Jacobians")
     strongest = strongest_pairs(result.tables["edges"])

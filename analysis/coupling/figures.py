@@ -25,6 +25,7 @@ from core.figures import (
     WORLD,
     figure_of,
 )
+from core.words import counted
 
 PATH_COLOURS = dict(zip(PATHS, (WHOLE, MEMORY, WORLD), strict=True))
 STRONGEST = 24  # edges of a graph's panel: more than that hide each other
@@ -54,7 +55,7 @@ def _title(result: Result, b: int) -> str:
 def _before(lag: int) -> str:
     if lag == 0:
         return "at the same step"
-    return f"{lag} step{'' if lag == 1 else 's'} before"
+    return f"{counted(lag, 'step')} before"
 
 
 def _off(k: int) -> np.ndarray:
@@ -170,9 +171,9 @@ def draw_graph(result: Result, b: int) -> Any:
             axis.set(xlim=(-0.04, 1.04), ylim=(k - 0.5, -0.5))
             axis.spines[:].set_visible(False)
             drawn = sum(arrow.source != arrow.target for arrow in shown)
-            some = f"{drawn} of {count}" if drawn < count else f"{count}"
+            some = f"{drawn} of {counted(count, 'effect')}" if drawn < count else counted(count, "effect")
             widest = f"\nwidest: size {strongest:.2g}" if count else "\n"
-            axis.set_title(f"{WORDS[path]}\nlag {lag}: {some} effect{'s' * (count != 1)}{widest}", fontsize=9)
+            axis.set_title(f"{WORDS[path]}\nlag {lag}: {some}{widest}", fontsize=9)
     figure.get_layout_engine().set(wspace=0.09)
     _legend(figure)
     return figure
@@ -308,7 +309,7 @@ def draw_kinds(result: Result) -> Any:
     )
     count = int(kind.max()) + 1
     figure.suptitle(
-        f"Behaviours by Jacobian: {count} kind{'s' * (count != 1)} (frames)\n"
+        f"Behaviours by Jacobian: {counted(count, 'kind')} (frames)\n"
         f"dots: told apart, q ≤ {alpha:g}", fontsize=11,
     )  # fmt: skip
     return figure

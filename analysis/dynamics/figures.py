@@ -12,6 +12,7 @@ from analysis.dynamics.modes import time_constant
 from core.artefacts import Result
 from core.episodes import RolloutStore
 from core.figures import BAND, HELD, INK, LINE, MEMORY, MEMORY_PALE, REAL, USUAL, as_rgb, figure_of
+from core.words import counted
 
 COLOURS = {"stable": MEMORY, "saddle": MEMORY_PALE, "unstable": INK, "marginal": USUAL}
 
@@ -36,7 +37,7 @@ def draw_points(result: Result, frames: Sequence[np.ndarray | None]) -> Any:
                 axis.plot(x, y, "o" if fixed else "s", color=COLOURS[row["stability"]], markersize=5 if fixed else 4,
                           markerfacecolor=None if fixed else "none")  # fmt: skip
         mine = [r for r in result.tables["points"] if r["input"] == number]
-        axis.set_title(f"{one['name']}: {len(mine)} point(s)", fontsize=8)
+        axis.set_title(f"{one['name']}: {counted(len(mine), 'point')}", fontsize=8)
         if (frame := frames[number]) is not None:
             inset = axis.inset_axes((0.72, 0.72, 0.28, 0.28))
             inset.imshow(as_rgb(frame))

@@ -25,12 +25,12 @@ from typing import Any
 import tyro
 
 from analysis.events.counts import Counts, assemble, chosen_events, count
-from analysis.shared.units import many
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
 from core.episodes import RolloutStore, without_cut
 from core.stats import few
+from core.words import counted, plural
 
 STAGE = "events"
 
@@ -91,14 +91,14 @@ def main(config: EventsConfig) -> None:
 def summary(result: Result, one: Counts, altered: Counts | None, out: Path) -> str:
     """A sentence an event."""
     sizes = [_size(counts) for counts in (one, altered) if counts is not None]
-    lines = [f"{' and '.join(sizes)}; resampled whole: {many(result.notes['unit'])}: {out}"]
+    lines = [f"{' and '.join(sizes)}; resampled whole: {plural(result.notes['unit'])}: {out}"]
     return "\n".join([*lines, *(f"  {sentence(row, result.notes['names'])}" for row in result.tables["events"])])
 
 
 def _size(counts: Counts) -> str:
     """How much was counted, and what was left out."""
     n = len(counts.times_EX)
-    return f"{n} episode{'s' * (n != 1)}, {counts.steps:,} steps{without_cut(counts.cut, n)}"
+    return f"{counted(n, 'episode')}, {counted(counts.steps, 'step')}{without_cut(counts.cut, n)}"
 
 
 def sentence(row: Mapping[str, Any], names: Mapping[str, str]) -> str:

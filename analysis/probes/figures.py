@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.shared.units import many
 from core.artefacts import Result, column_of
 from core.figures import (
     BAND,
@@ -26,6 +25,7 @@ from core.figures import (
     minus,
 )
 from core.pages import label_colours
+from core.words import counted, plural
 
 READINGS = (  # column, what it is called, colour
     ("linear", "linear probe", MEMORY),
@@ -80,7 +80,7 @@ def draw_inputs(result: Result) -> Any:
     axis.set_yticks(range(len(targets)), [t.replace("_", " ") for t in targets], fontsize=8)
     bar = figure.colorbar(image, ax=axis, shrink=0.6)
     bar.set_label("R², or balanced accuracy\nabove chance (1: all)", fontsize=8)
-    axis.set_xlabel(f"linear probes, {many(result.notes['unit'])} held out", fontsize=8)
+    axis.set_xlabel(f"linear probes, {plural(result.notes['unit'])} held out", fontsize=8)
     return figure
 
 
@@ -174,7 +174,7 @@ def draw_agents(result: Result) -> Any:
         axis.vlines(x, low.clip(LOWEST), high.clip(LOWEST), color=colours[k], linewidth=1)
     axis.axhline(0, color=INK, linewidth=0.6)
     axis.set_xticks(range(len(agents)), agents, rotation=30, ha="right", fontsize=8)
-    axis.set_ylabel(f"variance explained (R²) on {many(result.notes['unit'])} held out", fontsize=8)
+    axis.set_ylabel(f"variance explained (R²) on {plural(result.notes['unit'])} held out", fontsize=8)
     axis.grid(axis="y", color=LINE)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     return figure
@@ -222,8 +222,9 @@ def draw_readings(result: Result) -> Any:
     drawn = [_columns(rows, name)[k] for name, _, _ in shown for k in (0, 1)]
     axis.set_xlim(max(LOWEST, min(-0.02, float(np.nanmin(np.concatenate(drawn))) - 0.02)), 1.02)
     axis.set_xlabel(
-        f"variance explained (R²) on {many(result.notes['unit'])} held out (95 % interval over {result.notes['units']} "
-        f"{many(result.notes['unit'])}; {result.notes['rows']:,} states){_constant(result)}", fontsize=8,
+        f"variance explained (R²) on {plural(result.notes['unit'])} held out (95 % interval over "
+        f"{counted(result.notes['units'], result.notes['unit'])}; {result.notes['rows']:,} states){_constant(result)}",
+        fontsize=8,
     )  # fmt: skip
     axis.grid(axis="x", color=LINE)
     axis.set_axisbelow(True)
@@ -256,7 +257,7 @@ def draw_mediation(result: Result) -> Any:
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.set_xlim(0, 1.02)
     axis.set_xlabel(
-        f"share of the quantity's variance (R² on {many(result.notes['unit'])} held out, 95 % intervals); a quantity "
+        f"share of the quantity's variance (R² on {plural(result.notes['unit'])} held out, 95 % intervals); a quantity "
         "that is itself given is given the others", fontsize=8,
     )  # fmt: skip
     axis.grid(axis="x", color=LINE)

@@ -27,6 +27,7 @@ from analysis.shared.randomised import has_weights, randomised
 from core.config import nearest
 from core.contracts import Agent, UserError, numbers_of_distinct
 from core.episodes import RolloutStore
+from core.words import counted
 
 MOST_WIDE = 6144  # numbers of an input: more take minutes and gigabytes to fit
 LAG_WIDTH, WIDE_WIDTH = 256, 1024  # main components of earlier observations, and of one that is wider than MOST_WIDE
@@ -96,7 +97,7 @@ def block_words(asked: str, store: RolloutStore, agent: Agent | None) -> list[st
     blocks = blocks_of(store, agent)
     if asked.isdigit() and int(asked) >= len(blocks):
         raise UserError(
-            f"--block {asked}: the agent of {store.path} has {len(blocks)} block(s), 0 to {len(blocks) - 1}"
+            f"--block {asked}: the agent of {store.path} has {counted(len(blocks), 'block')}, 0 to {len(blocks) - 1}"
         )
     return blocks if asked == "all" else [blocks[-1] if asked == "last" else blocks[int(asked)]]
 

@@ -44,6 +44,7 @@ from core.directions import fingerprint
 from core.files import Spool
 from core.interventions import parse_ids
 from core.video import check_video
+from core.words import counted
 
 STAGE = "saliency"
 
@@ -165,7 +166,7 @@ def main(config: SaliencyConfig) -> None:
         print(f"note: {result.notes['randomised']}", file=sys.stderr)
     if not config.quantised and not pictures_in(result, spec):
         print(f"note: no strips are drawn: {NO_PICTURE}", file=sys.stderr)
-    print(f"saliency of {len(ids)} rollout(s), {len(quantities)} quantities: {config.out}")
+    print(f"saliency of {counted(len(ids), 'rollout')}, {counted(len(quantities), 'quantity')}: {config.out}")
 
 
 if __name__ == "__main__":

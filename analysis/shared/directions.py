@@ -21,6 +21,7 @@ from core import ranks
 from core.contracts import UserError
 from core.directions import Basis
 from core.progress import track
+from core.words import counted
 
 SMALLEST_SHARE = 1e-8  # of the largest variance: below it a component is rounding error, not a direction
 SAMPLES_PER_DIRECTION = 10  # ICA and NMF are meaningless with fewer
@@ -311,7 +312,7 @@ def check_size(shape_NH: tuple[int, ...], k: int, samples: int, space: str, aske
     """UserError if the space has no k directions, or there are too few states for them.  asked: by which flags."""
     n, size = shape_NH
     if not 1 <= k <= size:
-        asked, dimensions = asked or f"k = {k}", f"{size} dimension{'s' * (size != 1)}"
+        asked, dimensions = asked or f"k = {k}", counted(size, "dimension")
         raise UserError(f"{asked} directions: the {SPACES[space].state} has {dimensions}, choose 1 to {size}")
     if n < samples:
         raise UserError(f"{n} states are too few for {k} directions; at least {samples} are needed: record more")

@@ -13,6 +13,7 @@ from core import artefacts
 from core.artefacts import Result
 from core.contracts import UserError
 from core.episodes import RolloutStore
+from core.words import counted, plural
 
 
 def episodes_of(store: RolloutStore, first: int, most: int, seed: int) -> list[int]:
@@ -119,18 +120,13 @@ def shared_by(groups: Mapping[str, np.ndarray], unit: str) -> dict[str, int]:
     return {name: n for name in coarser if name in groups and (n := len(np.unique(groups[name]))) < units}
 
 
-def many(unit: str) -> str:
-    """A unit's name in the plural."""
-    return "lives" if unit == "life" else f"{unit}s"
-
-
 def say_shared(shared: Mapping[str, int], unit: str) -> str:
     """What that means, in a sentence; '' where nothing is shared."""
     if not shared:
         return ""
     name, count = min(shared.items(), key=lambda of: of[1])
     return (
-        f"these {many(unit)} share {count} {name}(s), and a {unit} that is held out leaves others of its {name} in: "
-        f"scores and intervals are of these {name}s, and say little of others. Record at least {ENOUGH_UNITS} {name}s, "
-        f"or hold {name}s out with --unit {name}"
+        f"these {plural(unit)} share {counted(count, name)}, and a {unit} that is held out leaves others of its {name} "
+        f"in: scores and intervals are of these {name}s, and say little of others. Record at least {ENOUGH_UNITS} "
+        f"{name}s, or hold {name}s out with --unit {name}"
     )

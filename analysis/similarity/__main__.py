@@ -32,7 +32,7 @@ from threadpoolctl import threadpool_limits
 
 from analysis.shared.agents import load
 from analysis.shared.randomised import has_weights, randomised
-from analysis.shared.units import groups_of, many
+from analysis.shared.units import groups_of
 from analysis.similarity.comparison import FOLDS, SHUFFLED, assemble, choices, compare, layers_of, states
 from analysis.similarity.figures import draw
 from core import artefacts, config as cli
@@ -40,6 +40,7 @@ from core.contracts import Agent, UserError
 from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.stats import few
+from core.words import counted, plural
 
 STAGE = "similarity"
 EXTRACTION = "extract_activations"  # lives in Neural MMO, real as well
@@ -85,8 +86,8 @@ def units_of(store: RolloutStore, episodes: Sequence[int]) -> tuple[str, np.ndar
         return "episode", groups["life"]
     if worlds >= FOLDS:
         return "world", groups["world"]
-    print(f"note: {len(episodes)} lives of {worlds} world(s) are taken for independent: what is alike may be their "
-          f"world; record at least {FOLDS} worlds", file=sys.stderr)  # fmt: skip
+    print(f"note: {counted(len(episodes), 'life')} of {counted(worlds, 'world')} are taken for independent: what is "
+          f"alike may be their world; record at least {FOLDS} worlds", file=sys.stderr)  # fmt: skip
     return "life", groups["life"]
 
 
@@ -146,13 +147,13 @@ def main(config: SimilarityConfig) -> None:
         with run.figures():
             draw(result).savefig(run.path / "similarity.png", dpi=110)
         run.facts = {"agents": {n: fingerprint(a) for n, a in agents.items()}}
-    compared = f"{len(agents)} agent{'s' * (len(agents) != 1)}"
+    compared = counted(len(agents), "agent")
     print(f"{compared} on the same {len(unit_N):,} frames of {len(episodes)} episodes: {config.out}")
     shown = [row for row in rows if row["layer"] == "h"]
     for row in shown[:PRINTED]:
         print(
             f"  {row['a']} ~ {row['b']}: CKA {row['cka']:.2f} [{row['cka_low']:.2f}, {row['cka_high']:.2f}]"
-            f"{few(row['n'])} ({many(unit)} exchanged {row['exchanged']:.2f}); "
+            f"{few(row['n'])} ({plural(unit)} exchanged {row['exchanged']:.2f}); "
             f"R2 {row['r2_b_from_a']:.2f} and {row['r2_a_from_b']:.2f}"
         )
     for row in [row for row in chosen if row["steps"]][:PRINTED]:

@@ -154,7 +154,7 @@ def test_clustered_before_the_map(
     """The map is the same, seed for seed; the clusters are of the components."""
     flags = ("--cluster-before-umap", "--pre-cluster-dims", 4, "--subsample", 3)
     run(extraction, "--out", tmp_path / "out", *flags, *SMALL)
-    assert "said of these lives of 3 world(s)" in capsys.readouterr().out
+    assert "said of these lives of 3 worlds" in capsys.readouterr().out
     found, map_clusters = Result.load(tmp_path / "out"), Result.load(clusters)
     np.testing.assert_array_equal(found.arrays["umap"], map_clusters.arrays["umap"])
     assert found.notes["clustered"] == "4 principal components" and found.notes["verdict"] == "behaviour"

@@ -62,7 +62,7 @@ def test_a_broken_bundle_and_a_place_that_cannot_be_written(
     words = ("--bundle", str(tmp_path / "bundle"), "--runs", str(tmp_path / "file" / "runs"))
     code, lines = said(capsys, *words)
     broken = [line for line in lines if line.startswith(BROKEN)]
-    assert code == 1 and lines[-1] == "3 thing(s) that are needed are broken", lines
+    assert code == 1 and lines[-1] == "3 of what is needed are broken", lines
     assert [line.split()[1] for line in broken] == ["imports", "disk", "bundle"]
     assert "no_such_package (ModuleNotFoundError" in broken[0] and "make venv" in broken[0]
     assert "file cannot be written (Not a directory); choose another --runs" in broken[1]

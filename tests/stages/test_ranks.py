@@ -276,4 +276,4 @@ def assert_same_episodes(one: RolloutStore, two: RolloutStore, rounding: float) 
 
 def test_only_the_first_process_speaks(everyday: Path) -> None:
     said = (everyday / "said.txt").read_text()
-    assert said.count("saliency of 5 rollout(s)") == 1 and said.count("simulated 10 rollouts") == 1
+    assert said.count("saliency of 5 rollouts") == 1 and said.count("simulated 10 rollouts") == 1

@@ -106,7 +106,7 @@ def test_processes_get_the_same_results_in_order(tmp_path: Path) -> None:
             "whole": True, "computed": [0, 2, 4] if rank == 0 else [1, 3], "error": "block 3 is broken",
             "before": [0, 1, 2], "one": [0],
         }  # fmt: skip
-    assert done.stderr.count("note: 1 block(s) of work for 2 processes: the others wait; lower --size") == 1
+    assert done.stderr.count("note: 1 block of work for 2 processes: the others wait; lower --size") == 1
 
 
 def test_a_stage_of_one_process_refuses_several(

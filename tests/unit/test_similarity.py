@@ -252,7 +252,7 @@ def test_lives_of_one_world_are_one_unit(capsys: pytest.CaptureFixture[str]) -> 
     assert unit == "world" and of_E.tolist() == np.repeat(np.arange(8), 3).tolist()
     assert units_of(Metas(*[None] * 9), range(9))[0] == "episode" and capsys.readouterr().err == ""  # type: ignore[arg-type]
     unit, of_E = units_of(Metas(0, 0, 0, 1, 1, 1), range(6))  # type: ignore[arg-type]
-    assert unit == "life" and len(set(of_E.tolist())) == 6 and "6 lives of 2 world(s)" in capsys.readouterr().err
+    assert unit == "life" and len(set(of_E.tolist())) == 6 and "6 lives of 2 worlds" in capsys.readouterr().err
 
 
 def test_choices_are_compared_where_there_is_one() -> None:

@@ -39,6 +39,7 @@ from core.directions import FAR_OUTSIDE, LABEL, Basis, direction_ids, fingerprin
 from core.interventions import parse_ids
 from core.video import check_video
 from core.when import Rule, load_rule
+from core.words import counted
 from envs.nmmo import MAPS
 from envs.procgen import ProcgenEnv
 from envs.procgen_truth import WithTruth
@@ -325,7 +326,7 @@ def main(config: InterventionsConfig) -> None:
 def _changes(result: Result) -> str:
     """How many were tried."""
     count = len(result.notes["hypotheses"])
-    return f"{count} change{'s' * (count != 1)} of the hidden state"
+    return f"{counted(count, 'change')} of the hidden state"
 
 
 def far_in(result: Result) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from core.artefacts import Result
 from core.stats import ALPHA
+from core.words import counted
 from validation.paired.course import in_words
 from validation.report.commands import repeat
 from validation.report.lineage import Traced
@@ -115,7 +116,7 @@ def body(run: Traced, again: Path) -> str:
         return _run_again(run, again) + _in_numbers(result.notes["claims"])
     rest = [claim for claim in result.notes["claims"] if not claim.get("headline", True)]
     html = "".join(map(_card, _headlines(result)))
-    more = f"{len(rest)} more claim{'' if len(rest) == 1 else 's'}: other doses of the same directions"
+    more = f"{counted(len(rest), 'more claim')}: other doses of the same directions"
     html += details(more, "".join(map(_card, rest))) if rest else ""
     return html + details("What the words mean", paragraph(result.notes["criteria"])) + _paths(result)
 

@@ -27,6 +27,7 @@ from core.figures import REAL, figure_of
 from core.files import csv_of
 from core.stages import OF_AN_AGENT
 from core.stats import FEW_UNITS
+from core.words import counted
 from validation.fidelity.summary import to_show
 from validation.report import claims
 from validation.report.commands import Command, make, repeat, verify
@@ -483,7 +484,7 @@ def saliency(run: Traced) -> Section:
                     f"What drives {of} in sample {f.stem.split('_')[1]}, frame by frame.", wide=True)
             for f in files
         )  # fmt: skip
-        title = f"{of}: {len(files)} sample{'s' * (len(files) != 1)}"
+        title = f"{of}: {counted(len(files), 'sample')}"
         html.append(f"<h3>{text_of(title)}</h3>{pictures}" if i == 0 else details(title, pictures))
     titles = {
         "sample": "sample", "quantity": "quantity", "y": "value at the target", "unit": "unit",
