@@ -99,7 +99,6 @@ FLAGS: Mapping[str, Flags] = {
     },
     "activations": {
         "output_dir": "out",
-        "hdbscan_min_samples": Gone("it is 5, or --hdbscan_min_cluster where that is less", stops=True),
     },
     "life": {"output": "out"},
     "life_phase": {"output": "out"},

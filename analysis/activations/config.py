@@ -33,6 +33,9 @@ class ActivationsConfig:
     """least distance of rows on the map, 0 to 1 (UMAP): smaller packs them tighter"""
     hdbscan_min_cluster: int = 15
     """rows of the smallest cluster (HDBSCAN)"""
+    hdbscan_min_samples: int = 0
+    """how many nearest rows say how dense it is around a row (HDBSCAN): with fewer, less is in no cluster; 0: as many
+    as --hdbscan_min_cluster"""
     cluster_before_umap: bool = False
     """cluster the principal components instead of the map, which then only shows the clusters"""
     pre_cluster_dims: int = 30
@@ -71,6 +74,11 @@ class ActivationsConfig:
     overwrite: bool = False
     """replace an earlier run in --out"""
 
+    @property
+    def samples_share(self) -> float:
+        """--hdbscan_min_samples in smallest clusters (``analysis.shared.clusters.labeller``)."""
+        return self.hdbscan_min_samples / self.hdbscan_min_cluster or 1.0
+
 
 def check(config: ActivationsConfig) -> None:
     """UserError for settings that mean nothing."""
@@ -81,6 +89,7 @@ def check(config: ActivationsConfig) -> None:
     cli.require(1, refits=config.refits, moments=config.moments)
     cli.require(5, hdbscan_min_cluster=config.hdbscan_min_cluster)
     cli.require(0, first_tick=config.first_tick, surrogates=config.surrogates, fit_rows=config.fit_rows)
+    cli.require(0, hdbscan_min_samples=config.hdbscan_min_samples)
     cli.require(2, umap_pairs_dims=config.umap_pairs_dims)
     if not config.smallest > 0:
         raise UserError(f"--smallest must be above 0, not {config.smallest:g}")

@@ -35,11 +35,13 @@ class Clustering(NamedTuple):
     dbcv: float  # -1 to 1, NaN with fewer than two clusters
 
 
-def find(x_NF: np.ndarray, min_cluster_size: int, threads: int, fitted_M: np.ndarray | None = None) -> Clustering:
+def find(
+    x_NF: np.ndarray, min_cluster_size: int, threads: int, fitted_M: np.ndarray | None = None, samples: float = 1.0
+) -> Clustering:
     """HDBSCAN of the rows; all NOISE where it finds no cluster.  ``dbcv`` is its fast form, from the spanning tree.
 
     fitted_M: rows that are clustered; the others are put into the finished clusters (none: all are clustered).
-    min_cluster_size: of all N rows, and of fewer as many fewer.
+    min_cluster_size: of all N rows, and of fewer as many fewer; samples: as in ``analysis.shared.clusters.labeller``.
     """
     from hdbscan import HDBSCAN, approximate_predict
 
@@ -48,8 +50,9 @@ def find(x_NF: np.ndarray, min_cluster_size: int, threads: int, fitted_M: np.nda
     other_P = np.setdiff1d(np.arange(len(x_NF)), fitted_M)
     least = min_cluster_size if not len(other_P) else share_of_least(min_cluster_size, len(fitted_M), len(x_NF))
     model = HDBSCAN(
-        min_cluster_size=least, gen_min_span_tree=True, core_dist_n_jobs=threads, prediction_data=len(other_P) > 0
-    )
+        min_cluster_size=least, min_samples=max(1, round(samples * least)), gen_min_span_tree=True,
+        core_dist_n_jobs=threads, prediction_data=len(other_P) > 0,
+    )  # fmt: skip
     model.fit(x_NF[fitted_M])
     label_N, probability_N = np.full(len(x_NF), NOISE), np.zeros(len(x_NF))
     label_N[fitted_M], probability_N[fitted_M] = model.labels_, model.probabilities_
@@ -70,8 +73,9 @@ def find(x_NF: np.ndarray, min_cluster_size: int, threads: int, fitted_M: np.nda
 
 
 def stability(
-    x_NF: np.ndarray, label_N: np.ndarray, life_N: np.ndarray, *, min_cluster_size: int, seed: int, repeats: int
-) -> tuple[Estimate, int]:
+    x_NF: np.ndarray, label_N: np.ndarray, life_N: np.ndarray, *, min_cluster_size: int, seed: int, repeats: int,
+    samples: float = 1.0,
+) -> tuple[Estimate, int]:  # fmt: skip
     """(``cluster_stability`` of HDBSCAN over bootstraps of lives, the rows it looked at).
 
     The coordinates are held fixed.  In more than 3 dimensions only about STABILITY_ROWS rows of lives drawn at random.
@@ -84,7 +88,7 @@ def stability(
     least = share_of_least(min_cluster_size, len(rows), len(x_NF))
     found = cluster_stability(
         np.asarray(x_NF[rows], np.float64), label_N[rows], life_N[rows], clusters=0, seed=seed, repeats=repeats,
-        method="hdbscan", min_cluster_size=least,
+        method="hdbscan", min_cluster_size=least, samples=samples,
     )  # fmt: skip
     return found, len(rows)
 

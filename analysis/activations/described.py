@@ -115,7 +115,7 @@ def _cluster(
     if more:
         result.arrays["umap_10"] = more[0]
     clustered_NX = pc_NK if config.cluster_before_umap else umap_N2
-    found = find(clustered_NX, config.hdbscan_min_cluster, config.threads, fitted_M)
+    found = find(clustered_NX, config.hdbscan_min_cluster, config.threads, fitted_M, config.samples_share)
     if fitted_M is not None:
         result.arrays["fitted"] = fitted_M
         x_NF = pc_NK if config.cluster_before_umap else records.h_NH
@@ -147,11 +147,11 @@ def placing(
     def again(rows: np.ndarray) -> np.ndarray:
         least = share_of_least(config.hdbscan_min_cluster, len(fitted_M), len(x_NF))
         if config.cluster_before_umap:
-            return find(x_MF, least, config.threads, rows).label_N
+            return find(x_MF, least, config.threads, rows, config.samples_share).label_N
         (map_M2,) = umaps(
             x_MF, (2,), neighbours=config.umap_neighbors, min_dist=config.min_dist, seed=config.seed, fitted_M=rows
         )
-        return find(map_M2, least, config.threads, rows).label_N
+        return find(map_M2, least, config.threads, rows, config.samples_share).label_N
 
     return cost(label_N[fitted_M], life_N[fitted_M], again, rng)
 
@@ -167,7 +167,7 @@ def _beside_surrogates(result: Result, records: Records, pc_NK: np.ndarray, conf
     x_NK, place = (pc_NK, None) if config.cluster_before_umap else (records.h_NH, mapped)
     found = compare(
         x_NK, life_N, life_N, method="hdbscan", clusters=0, min_cluster_size=config.hdbscan_min_cluster,
-        surrogates=config.surrogates, seed=config.seed, place=place,
+        surrogates=config.surrogates, seed=config.seed, place=place, samples=config.samples_share,
     )  # fmt: skip
     found.record(result)
     if found.says == ONE_CLOUD:
@@ -198,7 +198,7 @@ def describe(
         least = share_of_least(config.hdbscan_min_cluster, len(fitted), len(label_N))
         ari, rows = stability(
             clustered_NX[fitted], label_N[fitted], lives.life_N[fitted], min_cluster_size=least, seed=config.seed,
-            repeats=config.refits,
+            repeats=config.refits, samples=config.samples_share,
         )  # fmt: skip
         some = "" if rows == len(label_N) else f", on {rows:,} records"
         result.scalar(

@@ -122,20 +122,22 @@ def fit_clusters(
 
 def label_points(
     fitted_MF: np.ndarray, x_NF: np.ndarray, method: Method, clusters: int, least_share: float, seed: int,
-    starts: int = STARTS,
+    starts: int = STARTS, samples: float = 1.0,
 ) -> np.ndarray:  # fmt: skip
     """Fit on some points, label others (or the same) int64 [N], clusters in any order and perhaps empty:
     ``labeller``."""
-    return labeller(fitted_MF, method, clusters, least_share, seed, starts)(x_NF)
+    return labeller(fitted_MF, method, clusters, least_share, seed, starts, samples)(x_NF)
 
 
 def labeller(
-    fitted_MF: np.ndarray, method: Method, clusters: int, least_share: float, seed: int, starts: int = STARTS
-) -> Label:
+    fitted_MF: np.ndarray, method: Method, clusters: int, least_share: float, seed: int, starts: int = STARTS,
+    samples: float = 1.0,
+) -> Label:  # fmt: skip
     """What labels points by the clusters of the fitted ones, which are in any order and perhaps empty.  The array of
     the fitted points itself gets the labels that they were given (hdbscan).
 
-    least_share: the smallest cluster, as a share of the fitted points (hdbscan); starts: of k-means, the best is kept.
+    least_share: the smallest cluster, as a share of the fitted points (hdbscan); starts: of k-means, the best is kept;
+    samples: points around each that say how dense it is there, in smallest clusters (hdbscan).
     """
     if method != "hdbscan":
         ward = method == "ward"
@@ -154,8 +156,10 @@ def labeller(
             return work()
 
     model = quietly(
-        lambda: HDBSCAN(min_cluster_size=least, prediction_data=True, core_dist_n_jobs=1).fit(fitted_MF)
-    )  # fmt: skip
+        lambda: HDBSCAN(
+            min_cluster_size=least, min_samples=max(1, round(samples * least)), prediction_data=True, core_dist_n_jobs=1
+        ).fit(fitted_MF)
+    )
 
     def label(x_NF: np.ndarray) -> np.ndarray:
         found_N = model.labels_ if x_NF is fitted_MF else quietly(lambda: approximate_predict(model, x_NF)[0])
@@ -203,6 +207,7 @@ def cluster_stability(
     repeats: int = 20,
     method: Method = "k_means",
     min_cluster_size: int = 0,
+    samples: float = 1.0,
 ) -> Estimate:
     """Agreement (adjusted Rand index, 1 same, 0 chance) of ``label_N`` with the method refitted on bootstraps of
     whole episodes; every refit labels all points.
@@ -210,13 +215,15 @@ def cluster_stability(
     unit_N: which episode a row belongs to.  The interval is the 2.5 and 97.5 percentile over refits; n counts
     episodes.  F coordinates are held fixed: a refit does not redo what made them.  A Ward refit draws its points
     anew.  HDBSCAN takes each drawn episode once, as copies would be peaks of density, and asks for the same share of
-    points a cluster; its noise counts as one more class.  Raises UserError for one episode, which says nothing of
-    stability.
+    points a cluster; its noise counts as one more class.  samples: see ``labeller``.  Raises UserError for one episode,
+    which says nothing of stability.
     """
     if (units := len(np.unique(unit_N))) < 2:
         raise UserError(f"{units} episode is too few to say how stable clusters are; record at least 2")
     least_share = min_cluster_size / len(x_NF) or 0.01
-    scores = rand_indices(x_NF, label_N, unit_N, method, clusters, least_share, seed, repeats, said="cluster stability")
+    scores = rand_indices(
+        x_NF, label_N, unit_N, method, clusters, least_share, seed, repeats, said="cluster stability", samples=samples
+    )
     if not len(scores):
         raise UserError("episodes are too short to say how stable clusters are; record longer ones, or more")
     low, high = np.percentile(scores, [2.5, 97.5])
@@ -225,7 +232,7 @@ def cluster_stability(
 
 def rand_indices(
     x_NF: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, method: Method, clusters: int, least_share: float,
-    seed: int, repeats: int, starts: int = STARTS, said: str = "",
+    seed: int, repeats: int, starts: int = STARTS, said: str = "", samples: float = 1.0,
 ) -> np.ndarray:  # fmt: skip
     """Adjusted Rand indices of ``label_N`` with ``repeats`` refits on bootstraps of whole units; those that drew too
     few points are left out (``cluster_stability``).  torchrun's processes share the refits; said: of a bar, where there
@@ -242,7 +249,7 @@ def rand_indices(
         drawn = np.concatenate([rows[u] for u in (np.unique(picks) if method == "hdbscan" else picks)])
         if len(drawn) < (2 * STEPS_PER_CLUSTER if method == "hdbscan" else clusters):
             return None  # short episodes only
-        refit_N = label_points(x_NF[drawn], x_NF, method, clusters, least_share, seed + 1 + repeat, starts)
+        refit_N = label_points(x_NF[drawn], x_NF, method, clusters, least_share, seed + 1 + repeat, starts, samples)
         return float(adjusted_rand_score(label_N, refit_N))
 
     scores = ranks.each(range(repeats), score)

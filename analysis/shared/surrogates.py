@@ -90,13 +90,13 @@ class Comparison:
 
 def compare(
     x_NK: np.ndarray, sequence_N: np.ndarray, unit_N: np.ndarray, *, method: Method, clusters: int, surrogates: int,
-    seed: int, min_cluster_size: int = 0, place: Place | None = None,
+    seed: int, min_cluster_size: int = 0, place: Place | None = None, samples: float = 1.0,
 ) -> Comparison:  # fmt: skip
     """The clustering of these rows beside that of ``surrogates`` of each kind.
 
     sequence_N: rows of one episode are consecutive, in order of time and of equal number; unit_N: what is resampled
     whole.  min_cluster_size: of all N rows (hdbscan; 0: 1 %).  place: what is done to the rows before they are
-    clustered, surrogates alike.
+    clustered, surrogates alike.  samples: see ``analysis.shared.clusters.labeller``.
     """
     every = -(-len(x_NK) // max(ROWS, STEPS_PER_CLUSTER * clusters))
     x_NK = np.asarray(x_NK, np.float64)
@@ -113,12 +113,12 @@ def compare(
     def measured(white_MD: np.ndarray) -> np.ndarray:
         x_MX = white_MD * scale_D if place is None else place(white_MD * scale_D)
         share = least / len(x_MX)
-        label_M = label_points(x_MX, x_MX, method, clusters, share, seed, starts=1)
+        label_M = label_points(x_MX, x_MX, method, clusters, share, seed, starts=1, samples=samples)
         found = len(np.unique(label_M[label_M != NOISE]))
         if found < 2:  # nothing is cut: neither stable nor apart
             return np.array([0.0, -1.0, found])
-        scores = rand_indices(x_MX, label_M, unit_M, method, clusters, share, seed, REFITS, starts=1)
-        apart = density_validity(x_MX, least) if method == "hdbscan" else valley(x_MX, label_M)
+        scores = rand_indices(x_MX, label_M, unit_M, method, clusters, share, seed, REFITS, starts=1, samples=samples)
+        apart = density_validity(x_MX, least, samples) if method == "hdbscan" else valley(x_MX, label_M)
         return np.array([np.mean(scores) if len(scores) else 0.0, apart, found])
 
     shape, rng = (len(sequence_M), len(kept)), np.random.default_rng(seed)
@@ -193,9 +193,12 @@ def valley(x_NX: np.ndarray, label_N: np.ndarray) -> float:
     return float(np.average(out, weights=size))
 
 
-def density_validity(x_NX: np.ndarray, least: int) -> float:
+def density_validity(x_NX: np.ndarray, least: int, samples: float = 1.0) -> float:
     """DBCV of HDBSCAN's clusters in its fast form, -1 to 1 (Moulavi et al. 2014)."""
     from hdbscan import HDBSCAN  # type: ignore[import-untyped]
 
-    model = HDBSCAN(min_cluster_size=least, gen_min_span_tree=True, core_dist_n_jobs=1).fit(x_NX)
+    around = max(1, round(samples * least))
+    model = HDBSCAN(
+        min_cluster_size=least, min_samples=around, gen_min_span_tree=True, core_dist_n_jobs=1
+    ).fit(x_NX)  # fmt: skip
     return float(model.relative_validity_)

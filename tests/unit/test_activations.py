@@ -13,7 +13,7 @@ from analysis.activations import figures, moments, verdicts
 from analysis.activations.components import relations
 from analysis.activations.config import ActivationsConfig
 from analysis.activations.dendrogram import page
-from analysis.activations.density import find, rolling_mean, transitions
+from analysis.activations.density import find, rolling_mean, stability, transitions
 from analysis.activations.described import analyse, describe, placing, summary
 from analysis.activations.figures import draw
 from analysis.activations.records import Records
@@ -21,6 +21,7 @@ from analysis.activations.verdicts import Lives
 from analysis.shared.clusters import NOISE, TIME_BINS, time_bins, time_eta2
 from analysis.shared.directions import principal_scores
 from analysis.shared.placed import cost, evenly
+from analysis.shared.surrogates import compare
 from analysis.shared.units import stretches
 from core.artefacts import Result
 from core.contracts import UserError
@@ -105,6 +106,44 @@ def judged(records: Records, label: np.ndarray | None = None, config: Activation
 
 def kinds(result: Result) -> list[str]:
     return [row["verdict"] for row in result.tables["clusters"]]
+
+
+@pytest.mark.parametrize(("flag", "samples"), [(0, 20), (3, 3)])
+def test_as_many_neighbours_tell_the_density_as_are_asked_for(flag: int, samples: int) -> None:
+    """By default as many as the smallest cluster has rows; where some rows alone are clustered, in proportion."""
+    from hdbscan import HDBSCAN  # type: ignore[import-untyped]
+
+    x = planted("behaviour", 0)[0].h_NH[:, :2].astype(np.float64)
+    share = replace(CONFIG, hdbscan_min_cluster=20, hdbscan_min_samples=flag).samples_share
+    own = HDBSCAN(min_cluster_size=20, min_samples=samples, core_dist_n_jobs=1).fit(x)
+    found = find(x, 20, 1, samples=share)
+    assert (found.label_N < 0).sum() == (own.labels_ < 0).sum()
+    np.testing.assert_array_equal(found.tree_lambda, own.condensed_tree_.to_numpy()["lambda_val"])
+    half = HDBSCAN(min_cluster_size=10, min_samples=round(samples / 2), core_dist_n_jobs=1).fit(x[::2])
+    tree = find(x, 20, 1, np.arange(0, len(x), 2), share).tree_lambda
+    np.testing.assert_array_equal(tree, half.condensed_tree_.to_numpy()["lambda_val"])
+
+
+def test_refits_and_surrogates_take_as_many_neighbours_too() -> None:
+    """With few of them less is in no cluster, and what a refit leaves out is another class."""
+    records, _ = planted("behaviour", 0)
+    x, life = records.h_NH[:, :2].astype(np.float64), records.lives.life_N
+    few, many = (find(x, 40, 1, samples=share).label_N for share in (0.05, 1.0))
+    assert (few < 0).sum() != (many < 0).sum()
+    by = {"min_cluster_size": 40, "seed": 0, "repeats": 5}
+    assert stability(x, few, life, **by, samples=0.05) != stability(x, few, life, **by)
+    options = {"method": "hdbscan", "clusters": 0, "surrogates": 2, "seed": 0, "min_cluster_size": 40}
+    compared = [compare(x, life, life, **options, samples=share) for share in (0.05, 1.0)]  # type: ignore[arg-type]
+    assert (compared[0].observed != compared[1].observed).any()
+    assert any((compared[0].draws[kind] != compared[1].draws[kind]).any() for kind in compared[0].draws)
+    config = replace(CONFIG, hdbscan_min_cluster=40, hdbscan_min_samples=2, pre_cluster_dims=2, refits=5, surrogates=2)
+    result = analyse(records, config)
+    pc, _ = principal_scores(records.h_NH, 2)
+    found = find(pc, 40, 1, samples=0.05)
+    np.testing.assert_array_equal(result.arrays["tree_lambda"], found.tree_lambda)
+    assert result.scalars["stability"]["value"] == stability(pc, found.label_N, life, **by, samples=0.05)[0].value
+    expected = compare(pc, life, life, **options, samples=0.05).observed[0]  # type: ignore[arg-type]
+    assert result.scalars["stability_compared"]["value"] == expected
 
 
 # What clusters are called
