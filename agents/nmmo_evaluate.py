@@ -31,6 +31,7 @@ from core.words import counted
 from envs.nmmo import MAPS, NmmoEnv, held_out, options_of
 
 STAGE = "evaluate_nmmo"
+EPISODES = {"pve": 32, "pvp": 200}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,8 @@ class NmmoEvaluateConfig:
     """run directory to write; none: eval_MODE inside the directory of policies"""
     repeats: Annotated[int, tyro.conf.arg(aliases=["-r"])] = 1
     """result files"""
-    episodes: int = 200
-    """worlds played to their end, a result file (pve: for each policy)"""
+    episodes: int | None = None
+    """worlds played to their end, a result file (pve: for each policy); none: 32 in pve, 200 in pvp"""
     worlds: int = 8
     """worlds side by side"""
     random: bool = True
@@ -63,6 +64,11 @@ class NmmoEvaluateConfig:
     """CPU threads"""
     overwrite: bool = False
     """replace an earlier evaluation"""
+
+    @property
+    def worlds_played(self) -> int:
+        """``episodes``, or as many as the competition's evaluation plays."""
+        return EPISODES[self.mode] if self.episodes is None else self.episodes
 
 
 def lives(
@@ -139,7 +145,8 @@ def file_of(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, A
 def main(config: NmmoEvaluateConfig) -> None:
     device = cli.device_of(config.device)
     torch.set_num_threads(config.threads)
-    cli.require(1, repeats=config.repeats, episodes=config.episodes, worlds=config.worlds)
+    episodes = config.worlds_played
+    cli.require(1, repeats=config.repeats, episodes=episodes, worlds=config.worlds)
     cli.require(0, seed=config.seed)
     if any((config.policies / name).exists() for name in artefacts.AGENTS if name != DESCRIPTION):
         raise UserError(f"{config.policies} is an agent of another world: say --agent {config.policies}")
@@ -163,18 +170,18 @@ def main(config: NmmoEvaluateConfig) -> None:
             if config.mode == "pve":
                 rows = []
                 for p, player in enumerate(policies.values()):
-                    alone = lives([player], np.zeros(slots, np.int64), env, config.episodes, seed=seed, device=device,
+                    alone = lives([player], np.zeros(slots, np.int64), env, episodes, seed=seed, device=device,
                                   greedy=config.greedy)  # fmt: skip
                     rows += [{**row, "player": p} for row in alone]
             else:
                 # Groups move on by one slot from world to world, so that no policy always has the first numbers.
                 player_B = (np.arange(slots) % options.players + np.arange(slots) // options.players) % len(policies)
-                rows = lives(list(policies.values()), player_B, env, config.episodes, seed=seed, device=device,
+                rows = lives(list(policies.values()), player_B, env, episodes, seed=seed, device=device,
                              greedy=config.greedy)  # fmt: skip
             said = json.dumps(file_of(rows, list(policies)))
             artefacts.write_atomically(run.path / f"result_{repeat:03d}.json", said.encode())
             lived += len(rows)
-        run.facts = {"mode": config.mode, "policies": list(policies), "episodes": config.episodes}
+        run.facts = {"mode": config.mode, "policies": list(policies), "episodes": episodes}
         run.record("lives", lived, "lives")
     env.close()
     print(f"{counted(config.repeats, 'file')} with {counted(lived, 'life')} of {', '.join(policies)}: {out}")

@@ -532,3 +532,6 @@ def test_flags_of_the_earlier_system_mean_what_they_meant() -> None:
     default = activations.ActivationsConfig()
     assert (default.subsample, default.umap_neighbors, default.hdbscan_min_cluster) == (10, 15, 15)
     assert (default.pre_cluster_dims, default.umap_pairs_dims, default.metric_only) == (30, 10, False)
+    for words, worlds in (("pve", 32), ("pvp", 200), ("pvp -n 8", 8)):
+        argv = ["policies", *words.split()]
+        assert cli.parse(nmmo_evaluate.NmmoEvaluateConfig, argv, nmmo_evaluate.STAGE).worlds_played == worlds
