@@ -204,7 +204,8 @@ def test_a_preset_asks_for_bfloat16_only_where_it_is_native(
         parse(TrainConfig, ["--bf16", "--device", "cuda"], STAGE)
 
 
-def test_presets_lie_under_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_presets_lie_under_flags(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.precision.native_bf16", lambda device: True)
     demo = parse(TrainConfig, ["--preset", "demo"], STAGE)
     assert demo.net.encoder == preset(STAGE, "demo")["net"]["encoder"]
     assert parse(TrainConfig, ["--preset", "demo", "--encoder", "impala"], STAGE).net.encoder == "impala"
