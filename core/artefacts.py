@@ -646,6 +646,8 @@ def read_manifest(path: Path, stage: str | None = None) -> dict[str, Any]:
         inside = sorted(map(str, runs))
         if inside and not (path / "config.json").exists():  # with one it is a run, begun
             raise UserError(f"{path} is no run directory but holds some: name one, such as {' or '.join(inside[:3])}")
+        if who := lock.holder(path):
+            raise UserError(f"{path} is being written by {who}; wait for it")
         again = _earlier(path) or "; run the stage that writes it again"
         raise UserError(f"{path} is half-written (it has no {MANIFEST}){again}")
     manifest: dict[str, Any] = read_json(path / MANIFEST)

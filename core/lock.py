@@ -87,6 +87,28 @@ def release(path: Path) -> None:
         _release(lock)
 
 
+def holder(path: Path) -> str:
+    """Who writes a run directory now, for those who wanted to read it; '' where nobody is seen to."""
+    for lock in _places(path):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if (owner := _owner(descriptor)) and _is_locked(descriptor, owner):
+                    return _named(owner)
+            finally:
+                os.close(descriptor)
+    return ""
+
+
+def _is_locked(descriptor: int, owner: dict[str, Any]) -> bool:
+    """Whether the writer that a lock file names still has it; False where the file system does not tell."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in NO_LOCKS or (owner.get("host") == socket.gethostname() and _runs(owner))
+    return False
+
+
 def _release(lock: Path) -> None:
     descriptor = _held.pop(lock, None)
     if descriptor is not None:
@@ -123,7 +145,7 @@ def _claim(descriptor: int, lock: Path, path: Path, how: int) -> None:
     """Take the system's lock; UserError where somebody has it, or may have."""
     owner = _owner(descriptor)
     here = owner.get("host") == socket.gethostname()
-    who = f"process {owner.get('pid', 'unknown')} on {owner.get('host', 'an unknown host')}{_age(owner)}"
+    who = _named(owner)
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         runs = False
@@ -164,6 +186,10 @@ def _runs(owner: dict[str, Any]) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def _named(owner: dict[str, Any]) -> str:
+    return f"process {owner.get('pid', 'unknown')} on {owner.get('host', 'an unknown host')}{_age(owner)}"
 
 
 def _age(owner: dict[str, Any]) -> str:

@@ -69,6 +69,22 @@ def test_a_directory_that_another_process_writes(tmp_path: Path, capsys: pytest.
     assert [p.name for p in tmp_path.iterdir()] == ["r"]
 
 
+def test_who_reads_what_is_being_written_is_told_to_wait(tmp_path: Path) -> None:
+    """Half-written is what a dead writer leaves, not what a live one is at."""
+    path = tmp_path / "r"
+    path.mkdir()
+    other = holder(path)
+    try:
+        with pytest.raises(UserError, match=f"r is being written by process {other.pid} on .*for 0 min; wait for it$"):
+            read_manifest(path)
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.communicate()
+    assert lock.lock_of(path).exists()
+    with pytest.raises(UserError, match="is half-written"):
+        read_manifest(path)
+
+
 def test_a_process_that_ends_leaves_no_lock(tmp_path: Path) -> None:
     subprocess.run(taker(tmp_path / "r"), cwd=ROOT, check=True)
     assert not list(tmp_path.iterdir())
