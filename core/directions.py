@@ -16,7 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.artefacts import files_of, fingerprint_of, load_json, load_tensors, write_atomically, write_json
+from core.artefacts import (
+    files_of,
+    fingerprint_of,
+    load_json,
+    load_tensors,
+    read_manifest,
+    write_atomically,
+    write_json,
+)
 from core.config import nearest
 from core.contracts import UserError
 from core.roll import Simulator
@@ -226,6 +234,10 @@ def load_basis(path: Path, kind: str, agent: str | None = None) -> Basis:
     Raises UserError.
     """
     have = bases_of(path)
+    if not have:
+        wrote = read_manifest(path)["stage"]
+        raise UserError(f"{path} holds no directions, so no {kind!r} basis (stage {wrote!r} wrote it); "
+                        "python -m analysis.hidden_states fits some")  # fmt: skip
     if kind not in have:
         raise UserError(f"{path} has no {kind!r} basis{nearest(kind, have)}; it has: {', '.join(have) or 'none'}")
     about = load_json(path, f"basis_{kind}.json")

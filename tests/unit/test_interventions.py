@@ -226,6 +226,10 @@ def test_build_loads_the_basis_of_the_agent(tmp_path: Path) -> None:
         build(options(shift="0=1", basis=tmp_path / "hs", basis_kind="oblique"), "other")
     with pytest.raises(UserError, match="no 'ica' basis"):
         build(options(shift="0=1", basis=tmp_path / "hs"), "abc")
+    with new_run(tmp_path / "rollouts", "record", {}):
+        pass
+    with pytest.raises(UserError, match="holds no directions, .*'record' wrote it.*analysis.hidden_states fits some"):
+        build(options(shift="0=1", basis=tmp_path / "rollouts"), "abc")
 
 
 @pytest.mark.parametrize(
