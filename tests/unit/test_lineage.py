@@ -94,6 +94,9 @@ def test_a_run_whose_input_is_gone_or_another_is_left_out_by_name(tmp_path: Path
     assert [run.path.name for run in chosen.runs] == ["evaluation_2"]
     assert "evaluation_0 is left out: its input 'agent' is gone" in chosen.left_out[0]
     assert "evaluation_1 is left out" in chosen.left_out[1] and "no longer the one" in chosen.left_out[1]
+    (tmp_path / "runs" / "evaluation_0" / artefacts.MANIFEST).unlink()
+    half = choose(tmp_path / "runs", STAGES).left_out[0]
+    assert "evaluation_0 is left out: it is half-written" in half and half.count("evaluation_0") == 1
 
 
 def test_a_run_that_names_another_agent_than_its_inputs_is_left_out(tmp_path: Path) -> None:

@@ -226,7 +226,9 @@ def traced(root: Path, stages: Collection[str]) -> tuple[list[Traced], list[str]
             elif not whole and artefacts.begun_by(path) in stages:
                 artefacts.read_manifest(path)  # says that it is half-written
         except UserError as error:
-            broken.append(f"{shown(path)} is left out: {error}.")
+            why = str(error).removeprefix(f"{path} is ")  # the sentence has named it
+            why = why if why == str(error) else f"it is {why}"
+            broken.append(f"{shown(path)} is left out: {why}.")
         except OSError as error:
             broken.append(f"{shown(path)} is left out: {error.filename or path} cannot be read ({error.strerror}).")
     return runs, broken
