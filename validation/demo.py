@@ -185,6 +185,9 @@ def apart(name: str, config: Any) -> Done:
 def main(config: DemoConfig) -> None:
     cli.device_of(config.device)
     models = {name: config.bundle / name for name in ("agent", "simulator")}
+    if lacking := [f"{name}/" for name, path in models.items() if not path.is_dir()]:
+        why = f"holds no {' and no '.join(lacking)}" if config.bundle.is_dir() else "no such directory"
+        raise UserError(f"--bundle {config.bundle}: {why}; name a bundle, such as {DemoConfig.bundle}")
     inputs = artefacts.Inputs(models)
     stages = plan(config)
     names, began = list(stages), time.time()

@@ -337,6 +337,14 @@ def artefacts_input(run: Path, name: str) -> Path:
     return (run / artefacts.read_manifest(run)["inputs"][name]["path"]).resolve()
 
 
+def test_what_is_no_bundle_is_refused_by_the_name_that_was_typed(tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    for typed, why in ((tmp_path, "holds no simulator/"), (tmp_path / "agent", "holds no agent/ and no simulator/"),
+                       (tmp_path / "no", "no such directory")):  # fmt: skip
+        with pytest.raises(UserError, match=f"^--bundle {typed}: {why}; name a bundle"):
+            demo.main(demo.DemoConfig(bundle=typed, out=tmp_path / "demo"))
+
+
 def test_a_preset_may_not_choose_the_demos_directories(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
