@@ -105,7 +105,7 @@ def main(config: HiddenStatesConfig) -> None:
         pooled = join([pool(s, "h", config.fit, real, seed=config.seed) for s in stores])
         with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
             result, bases = states_fit.fit(pooled, "h", name, config.fit, config.seed)
-        result.notes |= {"agent": name, "action_names": list(real.spec.action_names)}
+        result.notes |= {"agent": name, **runs.said_of_actions(real.spec)}
         _add_heads(result, agent, bases)
         runs.save(run, result, bases, {"agent": name}, config.action == "both")
     print(runs.summary(result, bases, config.out))

@@ -1126,7 +1126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     path = Path(argv[1])
     if not path.is_dir():
-        print(f"error: {path}: no such run directory", file=sys.stderr)
+        print(f"error: {_no_directory(path)}", file=sys.stderr)
         return 2
     problems = verify(path)
     for problem in problems:

@@ -32,7 +32,7 @@ from analysis.saliency.config import SaliencyConfig
 from analysis.saliency.explain import compute
 from analysis.saliency.figures import draw, pictures_in
 from analysis.saliency.maps import MapsWriter
-from analysis.saliency.tables import said_of_parts
+from analysis.saliency.tables import said_of_ended, said_of_parts
 from analysis.shared.bases import bases_in
 from analysis.shared.quantities import find_quantities
 from analysis.shared.samples import Latents, not_modal, source_episodes
@@ -162,6 +162,8 @@ def main(config: SaliencyConfig) -> None:
               file=sys.stderr)  # fmt: skip
     for said in said_of_parts(result, quantities):
         print(f"warning: {said}", file=sys.stderr)
+    if ended := said_of_ended(result):
+        print(f"note: {ended}", file=sys.stderr)
     if "randomised" in result.notes:
         print(f"note: {result.notes['randomised']}", file=sys.stderr)
     if not config.quantised and not pictures_in(result, spec):

@@ -61,6 +61,7 @@ def strip_of(result: artefacts.Result, s: int, quantity: str, field: str, spec: 
     actions = [spec.in_words(action) for action in a["action"][s]]
     chosen = f" ({actions[target]})" if quantity == "action" else ""
     unit = result.notes["units"][quantity]
+    ended = "" if a["alive"][s][target] else " (ended)"
     return Strip(
         frames=a[field][s],
         maps={label: signed_map(a[f"grad_{field}_{quantity}{part}"][s]) for label, part in parts.items()},
@@ -70,7 +71,7 @@ def strip_of(result: artefacts.Result, s: int, quantity: str, field: str, spec: 
         alive=a["alive"][s],
         target=target,
         title=minus(
-            f"{name}: {quantity.replace('_', ' ')}{chosen} at step {target} = {a[f'y_{quantity}'][s]:.3f} {unit}"
+            f"{name}: {quantity.replace('_', ' ')}{chosen} at step {target}{ended} = {a[f'y_{quantity}'][s]:.3f} {unit}"
         ),
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 from analysis.shared.quantities import Quantity
 from core import artefacts
 from core.stats import Estimate, bootstrap_mean
+from core.words import plural
 
 Range = tuple[float, float]
 ANY, SIZE, CORRELATION = (-np.inf, np.inf), (0.0, np.inf), (-1.0, 1.0)  # what a mean can be, whatever the samples
@@ -74,6 +75,20 @@ def said_of_constant(result: artefacts.Result, quantities: Sequence[Quantity]) -
     return (
         f"not known, {', '.join(unknown)} samples: the gradient is the same everywhere (a flat quantity, of the agent "
         "or of one with shuffled weights), and has no ranks"
+    )
+
+
+def said_of_ended(result: artefacts.Result) -> str:
+    """A line on the samples that ended before the target step; '' where none did."""
+    target = result.notes["target_step"]
+    ended = result.arrays["sample_ids"][~result.arrays["alive"][:, target]].tolist()
+    if not ended:
+        return ""
+    of = ", ".join(map(str, ended))
+    which = "the combined sample" if result.notes["combined"] else f"{plural('sample') if ended[1:] else 'sample'} {of}"
+    return (
+        f"{which} ended before step {target} (--target_step): what is drawn there is of a simulation that goes on "
+        "after its end, and is left out of means"
     )
 
 

@@ -12,6 +12,7 @@ from analysis.shared.directions import SPACES
 from analysis.shared.sources import REAL, SIMULATED
 from analysis.states.pooled import UNKNOWN_LEVEL
 from core.artefacts import Result
+from core.contracts import numbers_of_distinct
 from core.directions import name_of
 from core.figures import (
     DIVERGING,
@@ -142,7 +143,9 @@ def label_of(result: Result, what: str) -> tuple[np.ndarray, dict[int, str]]:
         return label, {int(i): direction_name(result, "nmf", int(i)) for i in often}
     label = a[what].astype(np.int64)
     if what == "action":
-        names = result.notes.get("action_names") or [str(i) for i in range(int(label.max()) + 1)]
+        every = result.notes.get("action_names") or [str(i) for i in range(int(label.max()) + 1)]
+        actions = result.notes.get("distinct_actions") or {name: [i] for i, name in enumerate(every)}  # of older runs
+        label, names = numbers_of_distinct(actions)[label], list(actions)
         often = np.argsort(-np.bincount(label, minlength=len(names)), kind="stable")[:LISTED]
         return label, {int(i): names[i] for i in often}
     return label, {}

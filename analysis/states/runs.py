@@ -13,7 +13,7 @@ from analysis.states.fit import fit
 from analysis.states.pooled import States, join
 from core import artefacts
 from core.artefacts import Result
-from core.contracts import UserError
+from core.contracts import EnvSpec, UserError
 from core.directions import Basis
 from core.episodes import RolloutStore
 from core.stats import between, few
@@ -39,9 +39,14 @@ def fit_and_save(
     with artefacts.new_run(config.out, stage, config, inputs, overwrite=config.overwrite) as run:
         with threadpool_limits(config.threads):  # scikit-learn's own OpenMP does not hear torch.set_num_threads
             result, bases = fit(join(parts()), space, facts["simulator"], config.fit, config.seed)
-        result.notes |= {**facts, "action_names": list(store.spec.action_names)}
+        result.notes |= {**facts, **said_of_actions(store.spec)}
         save(run, result, bases, facts, config.action == "both")
     print(summary(result, bases, config.out))
+
+
+def said_of_actions(spec: EnvSpec) -> dict[str, Any]:
+    """The notes by which figures name actions: of every id, and the ids of those that do the same."""
+    return {"action_names": list(spec.action_names), "distinct_actions": spec.distinct_actions()}
 
 
 def save(run: artefacts.Run, result: Result, bases: Mapping[str, Basis], facts: Mapping[str, Any], drawn: bool) -> None:

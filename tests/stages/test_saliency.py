@@ -15,6 +15,7 @@ import torch
 from agents.recurrent import AgentConfig, RecurrentAgent
 from analysis.coupling import __main__ as coupling
 from analysis.saliency import __main__ as saliency, tables
+from analysis.saliency.figures import strip_of
 from analysis.shared import bases, sources, strips
 from analysis.shared.quantities import find_quantities
 from core import artefacts, config as cli
@@ -365,3 +366,11 @@ def test_samples_that_ended_before_the_target_are_not_in_the_means(runs: Path, t
     mean, each = result.scalars["randomised_correlation_value"], result.arrays["randomised_correlation_value"]
     assert mean["n"] == 2 and mean["value"] == pytest.approx((each[0] + each[2]) / 2)
     assert [row["alive"] for row in result.tables["saliency"]] == [True, False, True]
+    result.notes["target_step"], said = result.arrays["alive"].shape[1] - 1, "ended before step"
+    assert tables.said_of_ended(result).startswith(f"sample 1 {said}")
+    result.arrays["alive"][2, -1] = False
+    assert tables.said_of_ended(result).startswith(f"samples 1, 2 {said}")
+    assert "(ended)" in strip_of(result, 1, "value", "frames", SPEC).title
+    assert "(ended)" not in strip_of(result, 0, "value", "frames", SPEC).title
+    result.arrays["alive"][:] = True
+    assert tables.said_of_ended(result) == ""

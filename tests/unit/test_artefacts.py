@@ -142,6 +142,8 @@ def test_verify_finds_missing_extra_and_replaced(runs: Path, capsys: pytest.Capt
     assert main(["verify", str(runs / "nowhere")]) == 2
     assert main(["check"]) == 2
     assert "BAD" in capsys.readouterr().out
+    (runs / "note.md").write_text("x")
+    assert main(["verify", str(runs / "note.md")]) == 2 and "note.md is a file" in capsys.readouterr().err
 
 
 def test_training_state_may_change(runs: Path) -> None:

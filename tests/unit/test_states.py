@@ -419,6 +419,10 @@ def test_states_are_coloured_by_what_is_known_of_them(tmp_path: Path) -> None:
     assert (label == episode % 2).all() and names == {0: "rewarded", 1: "not"}
     label, names = label_of(result, "factor")
     assert (label == result.arrays["c_nmf"].argmax(1)).all() and set(names.values()) <= {"nmf:0", "nmf:1"}
+    result.notes |= {"action_names": ["a", "b", "c"], "distinct_actions": {"none": [0, 2], "b": [1]}}
+    result.arrays["action"] = np.arange(n) % 3
+    label, names = label_of(result, "action")  # actions that do the same have one colour and one name
+    assert (label == (np.arange(n) % 3 == 1)).all() and names == {0: "none", 1: "b"}
     found = number_of(result, "share")
     assert found is not None and found[1:3] == (0, 1)
     figures_of(result)["map.png"](result).savefig(tmp_path / "map.png")
