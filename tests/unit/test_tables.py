@@ -357,6 +357,7 @@ class Quoted(NamedTuple):
 
 
 OWN, W1024 = "bundles/{}/fidelity.csv", "benchmarks/measured/fidelity_1024_joint_outcome.csv"
+EVERY1024 = "benchmarks/measured/fidelity_1024_every_rung.csv"
 ROBUST, FRUIT = OWN.format("coinrun-robust"), OWN.format("fruitbot")
 SENTENCES = (
     Quoted("bundles/coinrun-robust/README.md", W1024,
@@ -372,6 +373,34 @@ SENTENCES = (
            "are foretold with {unpaid_ending_average_precision@ []} where "
            "{unpaid_ending_average_precision@ baseline_mean} of the transitions are such** (steps 1 to 4 "
            "{unpaid_ending_average_precision@4 []}, later ones hardly"),
+    Quoted("bundles/coinrun-robust/README.md", EVERY1024,
+           "effects that run through the world have the right sign in {effect_sign_action@1 []} of cases at 1 "
+           "and {effect_sign_action@4 []} at 4 on actions (bound {effect_sign_action@1 floor}, "
+           "{effect_sign_action@4 floor}), {effect_sign_value@1 []} and {effect_sign_value@4 []} on the value, "
+           "straight-through {effect_sign_action_straight_through@1 []} and "
+           "{effect_sign_action_straight_through@4 []} (actions); held actions are recognised in "
+           "{counterfactual_top1@1 []} and {counterfactual_top1@8 []} at 1 and 8 (bound {counterfactual_top1@1 "
+           "floor}, {counterfactual_top1@8 floor}); right actions are worth {delta_psnr@4 []} dB at 4; 12 "
+           "policies are ranked as two halves of the real returns rank them ({ranking_spearman@64 []}; "
+           "{ranking_spearman@64 floor}), and who takes the best in the simulator loses {ranking_regret@64 []} "
+           "of return in the game (blindly {ranking_regret@64 baseline_mean}); {dreams_alive@32 []} of dreams "
+           "are alive at 32 (real {dreams_alive@32 floor}); the error under random actions is "
+           "{policy_dependence@8 []} times the agent's at 8; real and simulated states are told apart in "
+           "{h_classifier@ []} (floor {h_classifier@ floor}, a held frame's {h_classifier@ baseline_copy}); of "
+           "pixels that come back into view after 8 and 16 steps {there_and_back_share@8 []} and "
+           "{there_and_back_share@16 []} do."),
+    Quoted("bundles/coinrun-robust/README.md", EVERY1024,
+           "Same action {action_agreement@1 []} and {action_agreement@8 []}, beyond chance {action_kappa@1} and "
+           "{action_kappa@8}, the judge's {judge_agreement@1 []} and {judge_agreement@8 []}; hidden-state error "
+           "{h_error@1 []} and {h_error@4 []} at 1 and 4; PSNR {frame_psnr@1 []}, {frame_psnr@4 []}, "
+           "{frame_psnr@8 []} and {frame_psnr@32 []} dB at 1, 4, 8, 32 (of what was in view "
+           "{frame_psnr_known@1}, {frame_psnr_known@4}; of what comes into view {frame_psnr_revealed@4} at 4); "
+           "value error {value_error@1 []}, {value_error@4 []}, {value_error@8 []} and {value_error@32 []} "
+           "(held frame {value_error@1 baseline_copy}, {value_error@4 baseline_copy}, {value_error@8 "
+           "baseline_copy}, {value_error@32 baseline_copy}); rewards and endings {reward_average_precision@ []} "
+           "and {terminal_average_precision@ []}, deaths {unpaid_ending_average_precision@ []}."),
+    Quoted("bundles/coinrun-robust/README.md", EVERY1024,
+           "dreams alive ({dreams_alive_difference@32 []} beside the real share, .08 asked)"),
     Quoted("bundles/coinrun-robust/README.md", ROBUST,
            "nearer to the real one ({value_error@32 []}) than a constant is, the mean over the recording "
            "({value_error@32 baseline_mean}; held frame {value_error@32 baseline_copy}), and frames are 1.4 dB nearer "
