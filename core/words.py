@@ -1,5 +1,7 @@
 """Numbers of things, in words."""
 
+from __future__ import annotations
+
 import re
 
 

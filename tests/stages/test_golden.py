@@ -33,6 +33,8 @@ CHOICES = (  # parts of names
 NEARLY = {  # beginnings of names: what one choice otherwise makes of them on another CPU
     "behaviours/behaviours.csv": 0.02, "behaviours/mdp.csv": 0.02, "behaviours/transitions.csv": 0.02,  # 1 step's label
     "interventions/effects.csv:q": 0.02,  # ranks of near equals
+    "coupling/arrays.npz:q_correlation": 0.02, "coupling/edges.csv:q_r": 0.02,  # the same
+    "coupling/arrays.npz:correlation": 0.02, "coupling/edges.csv:r": 0.02,  # over few episodes: .0014 apart on one CPU
     "saliency/arrays.npz:integrated_delta": 0.02, "saliency/saliency.csv:integrated_delta": 0.02,  # left of a sum
 }  # fmt: skip
 

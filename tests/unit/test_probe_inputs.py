@@ -314,7 +314,7 @@ def test_one_line_for_each_mistake(tmp_path: Path) -> None:
         ({"inputs": ("h", f"v={small}", f"v={good}")}, "--inputs names 'v' twice"),
         ({"inputs": ("h", "episode+time")}, "--inputs episode.time: episode stands alone"),
         ({"run_dir": tmp_path / "good"}, "leave out the first argument and --recordings"),
-        ({"block": "3"}, "has 1 block.s., 0 to 0"),
+        ({"block": "3"}, "has 1 block, 0 to 0"),
         ({"block": "first"}, "--block first: last, all, or the number"),
         ({"all_ckpts": True}, "belong to --run_dir"),
         ({"recordings": (small,)}, "several recordings are compared by what is read from --inputs"),

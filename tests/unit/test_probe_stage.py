@@ -374,7 +374,7 @@ def test_lives_of_few_levels_are_said_to_share_them() -> None:
     groups = {"life": np.arange(40), "level": np.arange(40) % 6}
     unit = choose_unit(groups, "auto", 5, Path("runs/x"))
     said = say_shared(shared_by(groups, unit), unit)
-    assert unit == "life" and "these lives share 6 level(s)" in said and "--unit level" in said
+    assert unit == "life" and "these lives share 6 levels" in said and "--unit level" in said
     assert say_shared(shared_by(groups, "level"), "level") == ""
 
 
