@@ -225,7 +225,7 @@ MISTAKES = {
     "levels it was trained on": "overlap",
     "no such game": "did you mean coinrun",
     "no GPU": "--device cpu",
-    "bundle without models": "no such run directory",
+    "bundle without models": "no such directory; name a bundle",
     "broken config": "not valid JSON",
 }
 
