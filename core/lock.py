@@ -93,20 +93,25 @@ def holder(path: Path) -> str:
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                if (owner := _owner(descriptor)) and _is_locked(descriptor, owner):
+                if (owner := _owner(descriptor)) and _is_locked(descriptor, owner, fcntl.LOCK_SH):
                     return _named(owner)
             finally:
                 os.close(descriptor)
     return ""
 
 
-def _is_locked(descriptor: int, owner: dict[str, Any]) -> bool:
-    """Whether the writer that a lock file names still has it; False where the file system does not tell."""
+def _is_locked(descriptor: int, owner: dict[str, Any], how: int) -> bool:
+    """Whether the writer that a lock file names still has it (False where the file system does not tell); where not,
+    the system's lock is taken so."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in NO_LOCKS or (owner.get("host") == socket.gethostname() and _runs(owner))
+        return error.errno not in NO_LOCKS or (_is_here(owner) and _runs(owner))
     return False
+
+
+def _is_here(owner: dict[str, Any]) -> bool:
+    return bool(owner.get("host") == socket.gethostname())
 
 
 def _release(lock: Path) -> None:
@@ -144,14 +149,8 @@ def _look(lock: Path, path: Path) -> None:
 def _claim(descriptor: int, lock: Path, path: Path, how: int) -> None:
     """Take the system's lock; UserError where somebody has it, or may have."""
     owner = _owner(descriptor)
-    here = owner.get("host") == socket.gethostname()
-    who = _named(owner)
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-        runs = False
-    except OSError as error:
-        runs = error.errno not in NO_LOCKS or (here and _runs(owner))
-    if runs:
+    here, who = _is_here(owner), _named(owner)
+    if _is_locked(descriptor, owner, how):
         who += ", or by what it started" if here and not _runs(owner) else ""
         raise UserError(f"{path} is being written by {who}; wait for it, end it, or choose another --out")
     if owner and not here:

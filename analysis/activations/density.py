@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.shared.clusters import NOISE, cluster_stability
+from analysis.shared.clusters import NOISE, cluster_stability, neighbours_of
 from analysis.shared.placed import share_of_least
 from core.stats import Estimate, shares
 
@@ -50,7 +50,7 @@ def find(
     other_P = np.setdiff1d(np.arange(len(x_NF)), fitted_M)
     least = min_cluster_size if not len(other_P) else share_of_least(min_cluster_size, len(fitted_M), len(x_NF))
     model = HDBSCAN(
-        min_cluster_size=least, min_samples=max(1, round(samples * least)), gen_min_span_tree=True,
+        min_cluster_size=least, min_samples=neighbours_of(samples, least), gen_min_span_tree=True,
         core_dist_n_jobs=threads, prediction_data=len(other_P) > 0,
     )  # fmt: skip
     model.fit(x_NF[fitted_M])

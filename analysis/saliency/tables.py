@@ -10,7 +10,6 @@ import numpy as np
 from analysis.shared.quantities import Quantity
 from core import artefacts
 from core.stats import Estimate, bootstrap_mean
-from core.words import plural
 
 Range = tuple[float, float]
 ANY, SIZE, CORRELATION = (-np.inf, np.inf), (0.0, np.inf), (-1.0, 1.0)  # what a mean can be, whatever the samples
@@ -85,7 +84,7 @@ def said_of_ended(result: artefacts.Result) -> str:
     if not ended:
         return ""
     of = ", ".join(map(str, ended))
-    which = "the combined sample" if result.notes["combined"] else f"{plural('sample') if ended[1:] else 'sample'} {of}"
+    which = "the combined sample" if result.notes["combined"] else f"{'samples' if ended[1:] else 'sample'} {of}"
     return (
         f"{which} ended before step {target} (--target_step): what is drawn there is of a simulation that goes on "
         "after its end, and is left out of means"

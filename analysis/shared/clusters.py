@@ -56,6 +56,11 @@ def _check_not_empty(count_C: np.ndarray) -> None:
         )
 
 
+def neighbours_of(samples: float, least: int) -> int:
+    """HDBSCAN's ``min_samples``: ``samples`` times the smallest cluster, at least 1."""
+    return max(1, round(samples * least))
+
+
 Label = Callable[[np.ndarray], np.ndarray]  # points [N, F] -> their clusters int64 [N]
 
 
@@ -157,7 +162,7 @@ def labeller(
 
     model = quietly(
         lambda: HDBSCAN(
-            min_cluster_size=least, min_samples=max(1, round(samples * least)), prediction_data=True, core_dist_n_jobs=1
+            min_cluster_size=least, min_samples=neighbours_of(samples, least), prediction_data=True, core_dist_n_jobs=1
         ).fit(fitted_MF)
     )
 

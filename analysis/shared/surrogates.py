@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.shared.clusters import NOISE, STEPS_PER_CLUSTER, Method, label_points, rand_indices
+from analysis.shared.clusters import NOISE, STEPS_PER_CLUSTER, Method, label_points, neighbours_of, rand_indices
 from analysis.shared.units import stretches
 from core import ranks
 from core.artefacts import Result
@@ -197,7 +197,7 @@ def density_validity(x_NX: np.ndarray, least: int, samples: float = 1.0) -> floa
     """DBCV of HDBSCAN's clusters in its fast form, -1 to 1 (Moulavi et al. 2014)."""
     from hdbscan import HDBSCAN  # type: ignore[import-untyped]
 
-    around = max(1, round(samples * least))
+    around = neighbours_of(samples, least)
     model = HDBSCAN(
         min_cluster_size=least, min_samples=around, gen_min_span_tree=True, core_dist_n_jobs=1
     ).fit(x_NX)  # fmt: skip

@@ -125,8 +125,9 @@ def say_shared(shared: Mapping[str, int], unit: str) -> str:
     if not shared:
         return ""
     name, count = min(shared.items(), key=lambda of: of[1])
+    names = plural(name)
     return (
         f"these {plural(unit)} share {counted(count, name)}, and a {unit} that is held out leaves others of its {name} "
-        f"in: scores and intervals are of these {name}s, and say little of others. Record at least {ENOUGH_UNITS} "
-        f"{name}s, or hold {name}s out with --unit {name}"
+        f"in: scores and intervals are of these {names}, and say little of others. Record at least {ENOUGH_UNITS} "
+        f"{names}, or hold {names} out with --unit {name}"
     )
