@@ -88,8 +88,8 @@ def release(path: Path) -> None:
 
 
 def holder(path: Path) -> str:
-    """Who writes a run directory now, for those who wanted to read it; '' where nobody is seen to."""
-    for lock in _places(path):
+    """Which other process writes a run directory now, for those who wanted to read it; '' where none is seen to."""
+    for lock in (place for place in _places(path) if place not in _held):
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:

@@ -85,6 +85,16 @@ def test_who_reads_what_is_being_written_is_told_to_wait(tmp_path: Path) -> None
         read_manifest(path)
 
 
+def test_who_began_a_run_is_not_told_to_wait_for_itself(tmp_path: Path) -> None:
+    """A training that stopped keeps its place in its own process, where nobody is left to wait for."""
+    path = tmp_path / "r"
+    path.mkdir()
+    lock.take(path)
+    with pytest.raises(UserError, match="is half-written"):
+        read_manifest(path)
+    lock.release(path)
+
+
 def test_a_process_that_ends_leaves_no_lock(tmp_path: Path) -> None:
     subprocess.run(taker(tmp_path / "r"), cwd=ROOT, check=True)
     assert not list(tmp_path.iterdir())
