@@ -10,6 +10,8 @@ Environments are stepped one after the other and reset on the same step, so the 
 known.  Every episode begins with a reset to a seed of its own: even ones belong to the split "train", odd ones to
 "held_out", so that the two never share a start.  (An environment whose starts do not depend on its seed is the same in
 both; the option ``held_out`` gives it other arguments there, and ``starts_in_both`` says what is seen of it.)
+
+What an environment tells beside its observations, in ``info``, are its labels: see ``labels_in``.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -128,6 +130,35 @@ def _action_names(env: Any, sizes: Sequence[int], given: Sequence[str], env_id: 
     members = getattr(getattr(env.unwrapped, "actions", None), "__members__", {})
     names = names or [str(name) for name, value in members.items() if int(value) < total]
     return tuple(names) if len(names) == len(set(names)) == total else tuple(f"action_{i}" for i in range(total))
+
+
+# What it tells beside them
+
+
+class Told(NamedTuple):
+    """What one environment shows at a step."""
+
+    obs: dict[str, np.ndarray]
+    label: tuple[float | None, ...]  # in the order of ``labels_in``; None: not told
+
+
+def labels_in(info: Any) -> tuple[str, ...]:
+    """The labels of a world, given the ``info`` of a reset: the keys in it that are names and hold a single number.
+
+    Lists, texts and what only ``step`` tells are none, and ``seed`` is the seed of the reset.
+    """
+    pairs = info.items() if isinstance(info, Mapping) else ()
+    names = {k for k, value in pairs if isinstance(k, str) and k.isidentifier() and _number(value) is not None}
+    return tuple(sorted(names - {"seed"}))
+
+
+def _number(value: Any) -> float | None:
+    """A single number, or a flag, as a float; None for all else."""
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # a ragged list; a tensor that has a gradient
+        return None
+    return float(found) if found.ndim == 0 and found.dtype.kind in "biuf" else None
 
 
 # Making one
@@ -273,8 +304,9 @@ def maker_of(env_id: str, options: GymnasiumOptions) -> Callable[[Split], Any]:
 class GymnasiumEnv:
     """``slots`` environments, each with a generator of its own for the seeds of its episodes.
 
-    truth: ``seed`` int64 [B], of the reset that the episode on show began with.  A snapshot holds copies of the
-    environments, not bytes; there are some where an environment's copy goes on as it does itself.
+    truth: ``seed`` int64 [B], of the reset that the episode on show began with, and float64 [B] for each of
+    ``labels_in`` the first environment's reset to seed 0; NaN where it is not told or not finite.  A snapshot holds
+    copies of the environments, not bytes; there are some where an environment's copy goes on as it does itself.
     """
 
     def __init__(self, env_id: str, options: GymnasiumOptions, slots: int, split: Split = "train") -> None:
@@ -291,6 +323,7 @@ class GymnasiumEnv:
         self._obs = _fields_of(space, env_id)
         self._flat = not hasattr(space, "spaces")  # one observation without a name
         sizes, self._start = _sizes_of(first.action_space, env_id)
+        self._labels = labels_in(self._begin(first, 0)[1])
         self.spec = EnvSpec(
             env_id=env_id,
             obs=self._obs,
@@ -303,12 +336,12 @@ class GymnasiumEnv:
         self._rngs = [np.random.default_rng(0) for _ in range(slots)]
         self._seed = np.zeros(slots, np.int64)
         self._age = np.zeros(slots, np.int64)
-        self._row: list[dict[str, np.ndarray]] = []  # observation of every slot
+        self._row: list[Told] = []  # by every slot
 
     def _copies_go_on_alike(self, env: Any) -> bool:
-        """Whether a deep copy, stepped first, leaves the original alone, which then does the same.  Not where its steps
-        draw from generators that all share: a copy has none of its own, and what it draws may show later than here."""
-        self._begin(env, 0)
+        """Whether a deep copy of an environment that was reset, stepped first, leaves the original alone, which then
+        does the same.  Not where its steps draw from generators that all share: a copy has none of its own, and what it
+        draws may show later than here."""
         rng = np.random.default_rng(0)
         sizes, start = _sizes_of(env.action_space, "")
         actions = [start + rng.integers(sizes) for _ in range(TRIED_STEPS)]
@@ -329,7 +362,8 @@ class GymnasiumEnv:
             return False
         return _same(ahead, outcome(env)) and _same(shared, _shared_generators())
 
-    def _begin(self, env: Any, seed: int) -> dict[str, np.ndarray]:
+    def _begin(self, env: Any, seed: int) -> tuple[dict[str, np.ndarray], Any]:
+        """(observation, info) of a reset."""
         try:
             shown = env.reset(seed=seed)
         except UserError:
@@ -340,7 +374,11 @@ class GymnasiumEnv:
             raise UserError(
                 "reset gives an observation alone, as old gym's does; Gymnasium's gives (observation, info)"
             )
-        return self._fields(shown[0])
+        return self._fields(shown[0]), shown[1]
+
+    def _told(self, obs: dict[str, np.ndarray], info: Any) -> Told:
+        told = info if isinstance(info, Mapping) else {}
+        return Told(obs, tuple(_number(told.get(name)) for name in self._labels))
 
     def _fields(self, obs: Any) -> dict[str, np.ndarray]:
         """An observation as arrays of the spec's shapes and dtypes.  UserError if it is not what its space says."""
@@ -367,20 +405,20 @@ class GymnasiumEnv:
 
     def shown_first(self, seed: int) -> bytes:
         """The first observation after a reset of the first slot to a seed, as bytes; what is on show stays."""
-        return b"".join(x.tobytes() for x in self._begin(self._envs[0], seed).values())
+        return b"".join(x.tobytes() for x in self._begin(self._envs[0], seed)[0].values())
 
     # The batch
 
     def reset(self, seed: int) -> Step:
         self._rngs = [np.random.default_rng([seed, b]) for b in range(self.spec.slots)]
-        self._row = [{} for _ in self._envs]
+        self._row = [Told({}, ()) for _ in self._envs]
         for b in range(self.spec.slots):
             self._begin_episode(b)
         return self._show_unmoved()
 
     def _begin_episode(self, b: int) -> None:
         self._seed[b] = 2 * self._rngs[b].integers(2**30) + self._odd
-        self._row[b] = self._begin(self._envs[b], int(self._seed[b]))
+        self._row[b] = self._told(*self._begin(self._envs[b], int(self._seed[b])))
         self._age[b] = 0
 
     def step(self, action: np.ndarray) -> Step:
@@ -392,8 +430,8 @@ class GymnasiumEnv:
         slots = self.spec.slots
         paid, ended = np.zeros(slots), np.zeros((2, slots), bool)
         for b, env in enumerate(self._envs):
-            obs, paid[b], ended[0, b], ended[1, b], _ = _stepped(env, self._start + action[b])
-            self._row[b] = self._fields(obs)
+            obs, paid[b], ended[0, b], ended[1, b], info = _stepped(env, self._start + action[b])
+            self._row[b] = self._told(self._fields(obs), info)
         reward = REWARD.cast(paid, f"the reward of {self.spec.env_id}")
         self._age += 1
         final_obs, final_truth = self._look()
@@ -407,15 +445,17 @@ class GymnasiumEnv:
 
     def _look(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Fresh arrays of observation and truth."""
-        obs = {name: np.stack([row[name] for row in self._row]) for name in self.spec.obs}
-        return obs, {"seed": self._seed.copy()}
+        obs = {name: np.stack([row.obs[name] for row in self._row]) for name in self.spec.obs}
+        label_BK = np.array([row.label for row in self._row], np.float64)  # None becomes NaN
+        label_BK[~np.isfinite(label_BK)] = np.nan
+        return obs, {"seed": self._seed.copy(), **{name: label_BK[:, k] for k, name in enumerate(self._labels)}}
 
     def _show_unmoved(self) -> Step:
         obs, truth = self._look()
         return Step.unmoved(obs, self._age == 0, truth)
 
     def snapshot(self) -> tuple[Any, ...]:
-        """A state a slot: copies of its environment and its generator, its age, seed and observation."""
+        """A state a slot: copies of its environment and its generator, its age and seed, and what it shows."""
         if not self._row:
             raise ValueError("reset or restore the world before taking a snapshot")
         if not self.spec.can_snapshot:

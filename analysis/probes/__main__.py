@@ -203,7 +203,7 @@ def how_told(store: RolloutStore) -> str:
     if store.spec.env_id.startswith("procgen/"):
         return "record it again with python record.py --truth all (docs/truth.md)"
     if store.spec.env_id.startswith(("gymnasium/", "module/")):
-        return "worlds of Gymnasium tell their seeds alone (docs/bring-your-own.md: Starts)"
+        return "its world tells none: give numbers in the info of reset and step (docs/bring-your-own.md: Labels)"
     return "record a world that tells it (docs/bring-your-own.md: truth/NAME)"
 
 

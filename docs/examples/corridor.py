@@ -1,7 +1,8 @@
 """An environment of one's own: ``--env docs/examples/corridor.py``.
 
 A corridor with a goal at one end, which a lamp shows on the first step only: whoever forgets it cannot know where to
-go.  Observation: the place (one-hot) and the lamp.  Two parts of an action: where to go, and how far.
+go.  Observation: the place (one-hot) and the lamp.  Two parts of an action: where to go, and how far.  The goal is
+told in ``info``, for probes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Corridor(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.place, self.age, self.goal = self.length // 2, 0, int(self.np_random.choice([-1, 1]))
-        return self._obs(), {}
+        return self._obs(), {"goal": self.goal}
 
     def step(self, action):
         direction, distance = action
@@ -32,7 +33,7 @@ class Corridor(gymnasium.Env):
         self.age += 1
         at_end = self.place in (0, self.length - 1)
         reward = float(at_end and (self.place > 0) == (self.goal > 0))
-        return self._obs(), reward, at_end, self.age >= self.horizon, {}
+        return self._obs(), reward, at_end, self.age >= self.horizon, {"goal": self.goal}
 
 
 def make_env(**kwargs):

@@ -226,6 +226,55 @@ class Env(Env):
     assert world(module(tmp_path / "m.py", "")).spec.can_snapshot
 
 
+# Labels
+
+
+def test_numbers_in_info_are_labels_of_the_observation_beside_them() -> None:
+    env = world(CORRIDOR, {"kwargs": {"length": 5}}, 8)
+    step = env.reset(0)
+    goal = step.obs["lamp"][:, 0].copy()  # lit at the first step alone
+    assert set(step.truth) == {"seed", "goal"} and set(goal) == {-1.0, 1.0}
+    np.testing.assert_array_equal(step.truth["goal"], goal)
+    for ends in (False, True):
+        step = env.step(np.tile([1, 1], (8, 1)))
+        assert step.terminated.all() == ends and step.final_truth is not None
+        np.testing.assert_array_equal(step.final_truth["goal"], goal)
+    np.testing.assert_array_equal(step.truth["goal"], step.obs["lamp"][:, 0])  # of the next episode
+    assert (step.truth["goal"] != goal).any()
+
+
+def test_what_of_info_is_a_label(tmp_path: Path) -> None:
+    body = """
+import threading
+def reset(self, *, seed=None, options=None):
+    gymnasium.Env.reset(self, seed=seed)
+    self.age = 0
+    return self._obs(), {"seed": 1, "flag": np.bool_(True), "whole": 3, "part": np.array(0.5), "lost": 1.0,
+                         "vector": np.zeros(2), "text": "3", "two words": 1, 4: 4, "nothing": None,
+                         "handle": threading.Lock()}
+def step(self, action):
+    self.age += 1
+    return self._obs(), 0.0, False, False, {"flag": False, "whole": 3 + self.age, "part": np.inf, "late": 1.0,
+                                            "handle": threading.Lock()}
+def _obs(self):
+    return np.zeros(2, np.float32)
+Env.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+Env.action_space = spaces.Discrete(2)
+Env.reset, Env.step, Env._obs = reset, step, _obs
+"""
+    env = world(module(tmp_path / "m.py", body), slots=2)
+    told = env.reset(0).truth
+    assert {k: v.tolist() for k, v in told.items() if k != "seed"} == {
+        "flag": [1, 1], "lost": [1, 1], "part": [0.5, 0.5], "whole": [3, 3],
+    } and all(v.dtype == np.float64 for k, v in told.items() if k != "seed")  # fmt: skip
+    env.step(np.zeros(2, int))
+    kept, after = env.snapshot(), env.step(np.zeros(2, int)).truth
+    assert after["flag"].tolist() == [0, 0] and after["whole"].tolist() == [5, 5]
+    assert np.isnan(after["lost"]).all() and np.isnan(after["part"]).all() and "late" not in after
+    assert env.restore(kept).truth["whole"].tolist() == [4, 4]
+    np.testing.assert_array_equal(env.step(np.zeros(2, int)).truth["whole"], after["whole"])
+
+
 # What is refused
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from agents import adopt as adopt_agent, evaluate, record
+from analysis.probes import __main__ as probes
 from analysis.saliency import __main__ as saliency
 from core.artefacts import Result
 from core.contracts import UserError
@@ -281,3 +282,24 @@ def test_live_saliency_is_of_the_run_that_is_shown(live: Live, horizon: int) -> 
 def test_live_says_what_cannot_be_asked(live: Live) -> None:
     with pytest.raises(UserError, match="an action of several parts cannot be taken by hand"):
         live.answer({"start": 0, "horizon": 4, "actions": ["part_0 2"]}, Job(1, {}))
+
+
+def test_what_a_world_tells_in_info_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corridor's goal is shown at the first step alone: a memory without training keeps some of it, an observation
+    nothing."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    (tmp_path / "memory.py").write_text(AGENT)
+    corridor = Path(__file__).resolve().parents[2] / "docs" / "examples" / "corridor.py"
+    source = read_source(tmp_path / "memory.py")
+    source.agree()
+    torch.save(source.run(("make_agent",)).make_agent(spec_of(str(corridor), {})).state_dict(), tmp_path / "w.pt")
+    words = [tmp_path / "memory.py", "--weights", tmp_path / "w.pt", "--env", corridor, "--out", tmp_path / "agent"]
+    run(adopt_agent, "AdoptConfig", *words)
+    words = ["--agent", tmp_path / "agent", "--episodes", 200, "--slots", 8, "--out", tmp_path / "rollouts"]
+    run(record, "RecordConfig", *words)
+    words = [tmp_path / "rollouts", "--targets", "goal", "--inputs", "h", "obs", "--resamples", 200]
+    run(probes, "ProbesConfig", *words, "--out", tmp_path / "probes")
+    found = Result.load(tmp_path / "probes").tables
+    assert {row["target"] for row in found["targets"]} == {"goal"}
+    (beyond,) = (row for row in found["advantages"] if row["probe"] == "linear")
+    assert (beyond["input"], beyond["over"], beyond["verdict"]) == ("h", "obs", "yes"), beyond

@@ -109,7 +109,9 @@ def test_every_stage_takes_it(house: Path, tmp_path: Path, name: str, monkeypatc
 
 def test_probes_say_that_it_tells_no_labels(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
-    said = r"no ground truth to read; worlds of Gymnasium tell their seeds alone \(docs/bring-your-own.md: Starts\)"
+    said = (
+        r"no ground truth to read; its world tells none: give numbers in the info of reset and step \(docs/bring-your"
+    )
     with pytest.raises(UserError, match=said):
         run(probes, "ProbesConfig", house / "rollouts", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
