@@ -115,7 +115,7 @@ def consistent_loss_of(
         logits_TBA, value_TB = (x.unflatten(0, (-1, len(both))) for x in (logits, value))
         loss, parts = clipped_loss(
             logits_TBA[:, :n].flatten(0, 1), value_TB[:, :n].flatten(), r, advantage, columns, config, entropy_coef,
-            processes,
+            processes, agent.spec.parts,
         )  # fmt: skip
         target, other = logits_TBA[:, : len(few)].detach().log_softmax(-1), logits_TBA[:, n:].log_softmax(-1)
         steps = len(frames) * len(chosen)

@@ -32,6 +32,7 @@ RETURN, LIFE = "return", "ticks a life"  # what a curve is of
 # Columns of curve.csv by the stage that writes it: of the training, of what was held out.
 OF_TRAININGS = {
     "train": (RETURN, "return_mean", "held_out_return"), "train_craftax": (RETURN, "return_mean", "held_out_return"),
+    "train_gymnasium": (RETURN, "return_mean", "held_out_return"),
     "train_nmmo": (LIFE, "length_mean", "held_out_length"),
 }  # fmt: skip
 BOUNDS = ("held_out_low", "held_out_high")

@@ -7,7 +7,7 @@ recurrence is unrolled from the state it really had.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -174,7 +174,7 @@ def loss_of(
     obs = {k: v.index_select(1, mine) for k, v in r.obs.items()}
     seen = encode_sequences(agent, obs, config.bf16)
     logits, value = unroll(agent, seen, rows_of(r.state_first, mine), r.is_first[:, mine])
-    return clipped_loss(logits, value, r, advantage, columns, config, entropy_coef, processes)
+    return clipped_loss(logits, value, r, advantage, columns, config, entropy_coef, processes, agent.spec.parts)
 
 
 def encode_sequences(agent: Agent, obs: Mapping[str, Tensor], bf16: bool) -> Tree:
@@ -207,16 +207,19 @@ def clipped_loss(
     config: PPOConfig,
     entropy_coef: float,
     processes: Processes = ALONE,
+    parts: Sequence[int] = (),
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's loss of what the agent now gives ([T * B, A] and [T * B]) on this process's share of the environments
-    ``columns``."""
+    ``columns``.
+
+    parts: choices of each part of an action, which are independent given h; (): one part."""
     mine = processes.share(columns)
-    logp_all = logits.log_softmax(-1)
-    action = r.action[:, mine].flatten()
-    logp = logp_all.gather(1, action[:, None])[:, 0]
+    logp_all = [x.log_softmax(-1) for x in logits.split(list(parts or (logits.shape[-1],)), -1)]
+    action = r.action[:, mine].reshape(-1, len(logp_all))
+    logp = torch.stack([x.gather(1, action[:, [p]])[:, 0] for p, x in enumerate(logp_all)]).sum(0)
     adv, among = advantage[:, mine].flatten(), advantage[:, columns].flatten()
     old_logp, old_value = r.logp[:, mine].flatten(), r.value[:, mine].flatten()
-    entropy = -(logp_all.exp() * logp_all).sum(-1).mean()
+    entropy = torch.stack([-(x.exp() * x).sum(-1).mean() for x in logp_all]).sum()
     return objective(logp, old_logp, adv, among, value, old_value, entropy, config, entropy_coef)
 
 

@@ -317,7 +317,9 @@ def semantic_loss_of(
         obs = {k: v.index_select(1, mine) for k, v in r.obs.items()}
         seen = encode_sequences(agent, obs, config.bf16)
         seen, own_NH = unrolled(agent, seen, rows_of(r.state_first, mine), r.is_first[:, mine])
-        loss, parts = clipped_loss(*agent.heads(seen, own_NH), r, advantage, columns, config, entropy_coef, processes)
+        loss, parts = clipped_loss(
+            *agent.heads(seen, own_NH), r, advantage, columns, config, entropy_coef, processes, agent.spec.parts
+        )
         h_NH = processes.whole(own_NH)
         plane_N2 = agent.plane(h_NH)
         code_N = agent.code(plane_N2)

@@ -31,26 +31,20 @@ from agents.trainer import Trainer
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, Step, UserError, VecEnv
 from core.directions import fingerprint
-from core.earlier import name_of, train_of, values_by_flag
+from core.earlier import name_of, train_of
 from core.ranks import ALONE, Processes, from_torchrun
 from core.training import FREE, RunOptions, Stop, fixed_in, going_on, open_together, require_same_sizes, restarted
 from core.trees import Tree, detached, each, on, rows_of
 from envs.procgen import ProcgenEnv, ProcgenOptions
 
 STAGE = "train"
-TRAININGS = ("nmmo", "craftax")  # beside Procgen's, which has no word
-ELSEWHERE = (
-    "train.py trains in Procgen (--game NAME), Neural MMO (train.py nmmo) and Craftax (train.py craftax); an agent of "
-    "another world, as of Gymnasium, is trained elsewhere and comes in by python -m agents.adopt "
-    "(docs/bring-your-own.md)"
-)
+TRAININGS = ("nmmo", "craftax", "gymnasium")  # beside Procgen's, which has no word
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunOptions):
     """Train a recurrent PPO agent on a Procgen game and save it as a run directory (Neural MMO: train.py nmmo; Craftax:
-    train.py craftax; an agent of another world, as of Gymnasium, is trained elsewhere and comes in by python -m
-    agents.adopt)."""
+    train.py craftax; Gymnasium, or a world of your own: train.py gymnasium)."""
 
     out: Path = Path("runs/agent")
     """run directory to write"""
@@ -93,7 +87,7 @@ class Collector:
         self.agent, self.env, self.config, self.device = agent, env, ppo, device
         self.controller = controller  # is told of every rollout
         self.processes, self.mine = processes, processes.part(ppo.envs)
-        self.current: Step = env.reset(seed)
+        self.seed, self.current = seed, env.reset(seed)
         self.memory: Tree = detached(agent.initial(self.mine.stop - self.mine.start))
         self.scale = RewardScale(ppo.gamma, np.zeros(ppo.envs), np.ones(ppo.envs))
         self.score = np.zeros(ppo.envs)
@@ -114,8 +108,12 @@ class Collector:
             seen = encode(self.agent, obs, self.config.bf16)
             self.memory = self.agent.advance(seen, self.memory, is_first)
             logits, value = self.agent.heads(seen, self.memory)
-            policy = torch.distributions.Categorical(logits=logits, validate_args=False)
-            action = self._sample(policy)
+            policy = [
+                torch.distributions.Categorical(logits=x, validate_args=False)
+                for x in logits.split(list(self.env.spec.parts), -1)
+            ]
+            drawn = [self._sample(part) for part in policy]
+            action = torch.stack(drawn, -1) if self.env.spec.action_parts else drawn[0]
             step = self.env.step(action.cpu().numpy())
             done = step.terminated | step.truncated
             rewards_B, done_B = self.processes.columns(step.reward, done)
@@ -130,7 +128,7 @@ class Collector:
                 reward = reward + self.config.gamma * after * cut
             for k, v in (("obs", obs), ("is_first", is_first), ("action", action), ("value", value)):
                 rows[k].append(v)
-            rows["logp"].append(policy.log_prob(action))
+            rows["logp"].append(torch.stack([p.log_prob(a) for p, a in zip(policy, drawn, strict=True)]).sum(0))
             rows["reward"].append(reward)
             rows["done"].append(torch.from_numpy(done).to(self.device))
             self._count(step, rewards_B, done_B)
@@ -146,7 +144,8 @@ class Collector:
         return Rollout(obs=obs_T, state_first=each(whole, state_first), next_value=whole(next_value), **stacked)
 
     def _sample(self, policy: torch.distributions.Categorical) -> torch.Tensor:
-        """Actions of this process's slots.  Every process draws for all of them, as one does (torch.multinomial)."""
+        """One part of the actions of this process's slots.  Every process draws for all of them, as one does
+        (torch.multinomial)."""
         if self.processes.count == 1:
             return policy.sample()
         likely = policy.probs
@@ -176,8 +175,6 @@ class Collector:
 
     def state(self) -> dict[str, Any]:
         """Everything but the agent, as tensors and numbers."""
-        own = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()]
-        snapshots = [s for some in self.processes.listed(own) for s in some]
         numbers = {k: float(getattr(self.scale, k)) for k in ("mean", "var", "count")}
         arrays = {
             "returns_B": self.scale.returns_B,
@@ -188,7 +185,7 @@ class Collector:
         controller = {} if self.controller is None else {k: getattr(self.controller, k) for k in ("updates", "weight")}
         return {
             "controller": controller,
-            "snapshots": snapshots,
+            "snapshots": self._snapshots(),
             "h_BH": each(self.processes.joined, self.memory),
             "scale": numbers,
             "arrays": {k: torch.from_numpy(v.copy()) for k, v in arrays.items()},
@@ -196,8 +193,17 @@ class Collector:
             "lengths": list(self.lengths),
         }
 
+    def _snapshots(self) -> list[torch.Tensor]:
+        """Of all slots of all processes."""
+        own = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in self.env.snapshot()]
+        return [s for some in self.processes.listed(own) for s in some]
+
+    def _shown_again(self, snapshots: list[torch.Tensor], step: int) -> Step:
+        """What the worlds show where a training of so many steps goes on."""
+        return self.env.restore([s.numpy().tobytes() for s in snapshots[self.mine]])
+
     def restore(self, state: dict[str, Any], step: int) -> None:
-        self.current = self.env.restore([s.numpy().tobytes() for s in state["snapshots"][self.mine]])
+        self.current = self._shown_again(state["snapshots"], step)
         self.memory = on(rows_of(state["h_BH"], self.mine), self.device)
         arrays = {k: v.numpy() for k, v in state["arrays"].items()}
         self.scale = RewardScale(self.config.gamma, arrays["returns_B"], arrays["discount_B"], **state["scale"])
@@ -364,43 +370,45 @@ def late_word(argv: Sequence[str]) -> str:
     return ""
 
 
-def asks_for_another_world(argv: Sequence[str]) -> bool:
-    """Whether a flag names a world that nothing here trains in: --env, or a game of Gymnasium."""
-    values = values_by_flag(argv)
-    games = [value for name in ("game", "env_name") for value in values.get(name, [])]
-    return bool({"env", "env_id"} & set(values)) or any(game.startswith("gymnasium/") for game in games)
-
-
 def choose(argv: list[str]) -> None:
     """``nmmo ...`` trains (or films) policies of Neural MMO, agents/nmmo_train.py; ``craftax ...`` an agent in Craftax,
-    agents/craftax_train.py; anything else a Procgen agent, unless it has flags that only one of the other two has.
+    agents/craftax_train.py; ``gymnasium ...`` one in a world of Gymnasium or of a user's, agents/gymnasium_train.py;
+    anything else a Procgen agent, unless it has flags that only one of the others has.
 
     --debug is a run of debug size in each, whatever other presets say."""
     kind = argv[0] if argv and not argv[0].startswith("-") else ""
     if kind not in ("", *TRAININGS):
-        print(f"error: no training {kind!r}{cli.nearest(kind, TRAININGS)}: say train.py nmmo or train.py "
-              "craftax, or of Procgen train.py --game NAME", file=sys.stderr)  # fmt: skip
+        print(f"error: no training {kind!r}{cli.nearest(kind, TRAININGS)}: say train.py nmmo, craftax or gymnasium, "
+              "or of Procgen train.py --game NAME", file=sys.stderr)  # fmt: skip
         sys.exit(2)
     if not kind and (late := late_word(argv)):
         print(f"error: {late!r} comes first: train.py {late}, and then its flags", file=sys.stderr)
         sys.exit(2)
     rest = argv[1:] if kind else argv
-    if asks_for_another_world(argv):
-        print(f"error: {ELSEWHERE}", file=sys.stderr)
-        sys.exit(2)
     if not kind and (kind := train_of(argv)):
         print(f"note: read as python train.py {kind} {' '.join(argv)}", file=sys.stderr)
     elif not kind and "no_track" in map(name_of, argv):
         print("note: this trains on Procgen; Neural MMO is python train.py nmmo", file=sys.stderr)
-    if kind == "nmmo":
-        from agents import nmmo_train
+    trainings: dict[str, Callable[[], tuple[type, Any, str]]] = {
+        "": lambda: (TrainConfig, main, STAGE), "nmmo": _nmmo, "craftax": _craftax, "gymnasium": _gymnasium,
+    }  # fmt: skip
+    config, begin, stage = trainings[kind]()
+    cli.run(config, begin, stage, rest, small_debug=True, shared=True)
 
-        kind_of: type = nmmo_train.NmmoTrainConfig
-        cli.run(kind_of, nmmo_train.main, nmmo_train.STAGE, rest, small_debug=True, shared=True)
-    elif kind == "craftax":
-        from agents import craftax_train
 
-        kind_of = craftax_train.CraftaxTrainConfig
-        cli.run(kind_of, craftax_train.main, craftax_train.STAGE, rest, small_debug=True, shared=True)
-    else:
-        cli.run(TrainConfig, main, STAGE, rest, small_debug=True, shared=True)
+def _nmmo() -> tuple[type, Any, str]:
+    from agents import nmmo_train
+
+    return nmmo_train.NmmoTrainConfig, nmmo_train.main, nmmo_train.STAGE
+
+
+def _craftax() -> tuple[type, Any, str]:
+    from agents import craftax_train
+
+    return craftax_train.CraftaxTrainConfig, craftax_train.main, craftax_train.STAGE
+
+
+def _gymnasium() -> tuple[type, Any, str]:
+    from agents import gymnasium_train
+
+    return gymnasium_train.GymnasiumTrainConfig, gymnasium_train.main, gymnasium_train.STAGE

@@ -79,6 +79,10 @@ FLAGS: Mapping[str, Flags] = {
         "total_timesteps": "total_steps", "num_envs": "envs", "num_steps": "rollout_steps",
         "num_checkpoints": "checkpoints", "cell": "recurrence", "out_dir": "out",
     },
+    "train_gymnasium": {
+        "total_timesteps": "total_steps", "num_envs": "envs", "num_steps": "rollout_steps", "env_id": "env",
+        "env_name": "env", "game": "env", "out_dir": "out",
+    },
     "train_nmmo": {
         "a": "architecture", "agent": "architecture", "m": "mode", "p": "policies", "eval_model_path": "policies",
         "n": "out=runs/policies/{}", "exp_name": "out=runs/policies/{}",
@@ -211,16 +215,19 @@ def name_of(word: str) -> str:
 
 
 def train_of(argv: Sequence[str]) -> str:
-    """Which training ``train.py`` without a first word means: 'nmmo', 'craftax', or '' (Procgen), by flags that only
-    one of them has."""
+    """Which training ``train.py`` without a first word means: 'nmmo', 'craftax', 'gymnasium', or '' (Procgen), by flags
+    that only one of them has."""
     typed = values_by_flag(argv)
     names = set(typed) - set(FLAGS["train"])
     nmmo = {*FLAGS["train_nmmo"], "architecture", "mode", "policies", "syllabus"}
     if names & nmmo:
         return "nmmo"
     craftax = {"mask_intrinsics", "no_mask_intrinsics", "reward_hp_coef", "reward_ach_coef", "cell"}
-    values = typed.get("env_name", [])
-    return "craftax" if names & craftax or any(v.startswith("Craftax") for v in values) else ""
+    worlds = [*typed.get("env_name", []), *typed.get("game", [])]
+    if names & craftax or any(world.startswith("Craftax") for world in worlds):
+        return "craftax"
+    other = names & {"env", "env_id", "env_options"} or any(world.startswith("gymnasium/") for world in worlds)
+    return "gymnasium" if other else ""
 
 
 def values_by_flag(argv: Sequence[str]) -> dict[str, list[str]]:

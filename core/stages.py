@@ -132,6 +132,9 @@ OF_ALL = {
     "train_craftax": Stage(
         "train.py craftax", "CraftaxTrainConfig", "train an agent in Craftax", "runs/craftax",
         door_at="agents.craftax_train"),
+    "train_gymnasium": Stage(
+        "train.py gymnasium", "GymnasiumTrainConfig", "train an agent in a world of Gymnasium, or in your own",
+        "runs/agent", door_at="agents.gymnasium_train"),
     "adopt": Stage("-m agents.adopt", "AdoptConfig", "bring an agent of your own", "runs/agent"),
     "adopt_world": Stage(
         "-m generative.adopt", "AdoptWorldConfig", "bring a world model of your own", "runs/simulator", ("agent",)),

@@ -305,6 +305,13 @@ def test_one_agent_is_that_at_the_75th_percentile() -> None:
         ("--syllabus --no-track", "train_nmmo", "note: read as python train.py nmmo --syllabus --no-track"),
         ("--env_name Craftax-Symbolic-v1", "train_craftax", "note: read as python train.py craftax"),
         ("--no-mask_intrinsics", "train_craftax", "note: read as python train.py craftax --no-mask_intrinsics"),
+        (
+            "--env_id CartPole-v1 --num_envs 8",
+            "train_gymnasium",
+            "note: read as python train.py gymnasium --env_id Cart",
+        ),
+        ("--game gymnasium/CartPole-v1", "train_gymnasium", "note: read as python train.py gymnasium --game gymnas"),
+        ("gymnasium --env mine.py", "train_gymnasium", ""),
         ("--debug --no-track", "train", "note: this trains on Procgen; Neural MMO is python train.py nmmo"),
         ("--env_name coinrun --seed 3", "train", ""),
         ("nmmo -a takeru", "train_nmmo", ""),

@@ -64,6 +64,7 @@ TRAINED = {
     "train-consistency": "--preset debug --consistency 0.1 --consistency_share 0.5",
     "train_nmmo": "--preset debug -a hybrid --maps {w}/maps --envs 4 --npcs 16 --horizon 48 --total_steps 3072",
     "train_craftax": "--preset debug --rollout_steps 128 --total_steps 2048",
+    "train_gymnasium": "--preset debug --env CartPole-v1",
     "train_gen_model": "--preset debug --agent {w}/agent --rollouts {w}/rollouts",
 }
 # One of every kind of sharing; the others are tested with the slow ones.

@@ -324,9 +324,6 @@ def test_a_training_that_there_is_not_is_one_line(word: str, hint: str, capsys: 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--env", "gymnasium/CartPole-v1"], train.ELSEWHERE),
-        (["--game", "gymnasium/CartPole-v1"], train.ELSEWHERE),
-        (["--env_name=gymnasium/CartPole-v1"], train.ELSEWHERE),
         (["--out", "runs/gymnasium/agent", "--seeed", "1"], "unknown flag --seeed"),
         (["--preset", "debug", "craftax"], "'craftax' comes first: train.py craftax, and then its flags\n"),
         (["--debug", "nmmo"], "'nmmo' comes first: "),

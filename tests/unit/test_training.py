@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from agents.craftax_train import CraftaxTrainConfig
+from agents.gymnasium_train import GymnasiumTrainConfig
 from agents.nmmo_train import NmmoTrainConfig
 from agents.train import TrainConfig
 from core import artefacts, config as cli
@@ -298,7 +299,7 @@ def test_where_weights_and_biases_keeps_a_run(tmp_path: Path, monkeypatch: pytes
     stand_in.init = lambda **named: told.append(named)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", stand_in)
     words = ["--track", "--wandb_project", "p", "--wandb_entity", "e", "--wandb_group", "g", "--wandb_name", "n"]
-    for cls in (TrainConfig, CraftaxTrainConfig, NmmoTrainConfig, GenTrainConfig):
+    for cls in (TrainConfig, CraftaxTrainConfig, GymnasiumTrainConfig, NmmoTrainConfig, GenTrainConfig):
         config = cli.parse(cls, [*words, "--wandb_tags", "a", "b"], "a_stage")
         Log(tmp_path, config, config.track)  # type: ignore[attr-defined]
         names = {k: told[-1][k] for k in ("project", "entity", "group", "name", "tags")}

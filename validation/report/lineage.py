@@ -18,7 +18,7 @@ from generative.load import load_simulator
 
 COMPARED = "other_"  # inputs so named are what a stage compares with: it is not about them
 DESCRIPTIONS = (*artefacts.AGENTS, *artefacts.SIMULATORS, "spec.json")  # which world a directory is of
-MODELS = ("train", "train_craftax", "train_gen_model")  # stages that others are made with
+MODELS = ("train", "train_craftax", "train_gymnasium", "train_gen_model")  # stages that others are made with
 
 Manifests = dict[Path, Mapping[str, Any]]  # {resolved directory: manifest}
 

@@ -1,0 +1,140 @@
+"""Training in a world of Gymnasium, and in one of a user's own: it learns, goes on after a stop, and says what it does
+not take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical
+
+from agents import gymnasium_train, record
+from agents.gymnasium_train import STAGE, GymnasiumTrainConfig
+from agents.load import load_agent
+from agents.ppo import PPOConfig, Rollout, clipped_loss
+from core import artefacts, config as cli
+from core.contracts import UserError
+from core.episodes import RolloutStore
+from core.training import Log
+
+CORRIDOR = Path(__file__).resolve().parents[2] / "docs" / "examples" / "corridor.py"
+SEVEN = json.dumps({"kwargs": {"length": 7}})
+
+
+@pytest.fixture(autouse=True)
+def agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def train(out: Path, *words: object) -> None:
+    words = ("--preset", "debug", *words, "--out", out, "--threads", 1)
+    gymnasium_train.main(cli.parse(GymnasiumTrainConfig, [str(w) for w in words], STAGE))
+
+
+def column(out: Path, name: str) -> np.ndarray:
+    return np.genfromtxt(out / "curve.csv", delimiter=",", names=True)[name]
+
+
+def test_it_learns_a_world_of_ones_own_with_actions_of_two_parts(tmp_path: Path) -> None:
+    train(tmp_path / "agent", "--env", CORRIDOR, "--env_options", SEVEN, "--total_steps", 24_576, "--epochs", 4)
+    returns = column(tmp_path / "agent", "return_mean")
+    assert returns[0] < 0.7 and returns[-1] > 0.9, returns[[0, -1]]
+    agent = load_agent(tmp_path / "agent")
+    assert agent.spec.env_id == "module/corridor" and agent.spec.parts == (2, 3)
+    assert artefacts.verify(tmp_path / "agent") == []
+
+
+def test_a_training_that_stopped_goes_on_in_fresh_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, real = tmp_path / "agent", Log.add
+
+    def dies_later(log: Log, step: int, **columns: float) -> None:
+        if step > 600:
+            raise KeyboardInterrupt
+        real(log, step, **columns)
+
+    monkeypatch.setattr(Log, "add", dies_later)
+    world = tmp_path / "corridor.py"
+    world.write_text(CORRIDOR.read_text())
+    words = ("--env", world, "--save_minutes", 0)
+    with pytest.raises(KeyboardInterrupt):
+        train(out, *words)
+    monkeypatch.setattr(Log, "add", real)
+    world.write_text(CORRIDOR.read_text() + "# another\n")
+    with pytest.raises(UserError, match=r"the world is no longer the one that this training began in \(options\)"):
+        train(out, *words, "--resume")
+    world.write_text(CORRIDOR.read_text())
+    train(out, *words, "--resume")
+    assert column(out, "step").tolist() == [256, 512, 768, 1024] and np.isfinite(column(out, "loss")).all()
+    assert load_agent(out).spec.parts == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--env procgen/coinrun", r"--env procgen/coinrun: say train.py --game NAME"),
+        ("--env nmmo", r"--env nmmo: say train.py nmmo"),
+        ("--env planted/null", r"trains in worlds of Gymnasium, and in .py files"),
+        ("--env CartPole-v9", r"no Gymnasium environment 'CartPole-v9' \(did you mean CartPole-v1\?\)"),
+        ("--env Pendulum-v1", r"the actions of gymnasium/Pendulum-v1 are continuous"),
+        ("--env CartPole-v1 --encoder strided", r"does not read x of shape \(4,\); vectors: --encoder mlp"),
+        ("--env CartPole-v1 --env_options [1]", r"--env_options \[1\]: a JSON object is needed"),
+    ],
+)
+def test_what_it_does_not_take_is_one_line(words: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=says):
+        train(tmp_path / "agent", *words.split())
+    assert not (tmp_path / "agent").exists()
+
+
+def test_held_out_starts_are_measured_beside_training(tmp_path: Path) -> None:
+    train(tmp_path / "agent", "--env", "CartPole-v1", "--evaluate_every", 512, "--evaluate_episodes", 8)
+    held_out = column(tmp_path / "agent", "held_out_return")
+    assert np.isfinite(held_out[[1, 3]]).all() and np.isnan(held_out[[0, 2]]).all()
+
+
+def test_the_loss_of_several_parts_is_that_of_all_their_pairs() -> None:
+    """Independent parts are one choice among all pairs, whose log-probability and entropy are sums."""
+    torch.manual_seed(0)
+    steps, envs, sizes = 6, 4, (2, 3)
+    logits, value = torch.randn(steps * envs, sum(sizes)), torch.randn(steps * envs)
+    first, second = logits.split(sizes, -1)
+    pairs = (first.log_softmax(-1)[:, :, None] + second.log_softmax(-1)[:, None]).flatten(1)
+    action = torch.stack([torch.randint(n, (steps, envs)) for n in sizes], -1)
+    zeros = torch.zeros(steps, envs)
+
+    def loss(logits: torch.Tensor, action: torch.Tensor, parts: tuple[int, ...]) -> list[float]:
+        rollout = Rollout(
+            obs={}, is_first=zeros, action=action, logp=zeros - 2, value=zeros, reward=zeros, done=zeros.bool(),
+            state_first=zeros[0], next_value=zeros[0],
+        )  # fmt: skip
+        advantage = torch.linspace(-1, 1, steps * envs).reshape(steps, envs)
+        whole, told = clipped_loss(
+            logits, value, rollout, advantage, torch.arange(envs), PPOConfig(), 0.01, parts=parts
+        )
+        return [float(whole), *(float(x) for x in told.values())]
+
+    several = loss(logits, action, sizes)
+    np.testing.assert_allclose(several, loss(pairs, action[..., 0] * 3 + action[..., 1], ()), rtol=1e-5)
+    assert several[3] == pytest.approx(float(Categorical(logits=pairs).entropy().mean()), rel=1e-5)
+
+
+def test_its_episodes_are_recorded(tmp_path: Path) -> None:
+    train(tmp_path / "agent", "--env", CORRIDOR)
+    words = [
+        "--agent",
+        tmp_path / "agent",
+        "--episodes",
+        8,
+        "--slots",
+        4,
+        "--out",
+        tmp_path / "rollouts",
+        "--threads",
+        1,
+    ]
+    record.main(cli.parse(record.RecordConfig, [str(w) for w in words], record.STAGE))
+    episode = RolloutStore(tmp_path / "rollouts").episode(0)
+    assert set(episode.truth) == {"goal", "seed"} and episode.action.shape == (episode.steps, 2)
