@@ -579,6 +579,7 @@ LOG = Link(np.log, np.exp)  # of ratios of what is above 0
 LOGIT = Link(_logit, _logistic)  # of what is between 0 and 1
 ATANH = Link(np.arctanh, np.tanh)  # of correlations (Fisher 1921)
 LOST = Link(_minus_log, _one_less)  # of R^2: the logarithm of what is not explained
+RESTS = 3.0  # on a link's scale, e^3 = 20: one unit makes 95 % of an error whose logarithm moves so far without it
 
 
 def left_out(n_units: int, rng: np.random.Generator) -> np.ndarray:
@@ -609,8 +610,9 @@ def jackknifed(
     value_G: [1 + G, ...], the statistic of all units and of all but each one, as weighted by ``left_out``.  unbiased:
     give the value less the bias that the jackknife finds (of an entropy, say), instead of the value.  units: how many
     the statistic rests on, where not all take part.  NaN intervals where a value is NaN that leaves one unit out: then
-    the statistic rests on this one.  Entries that the link maps to infinity are taken as they are.  least: standard
-    errors [...] that each end is away at least (``Means.interval``).
+    the statistic rests on this one.  Entries are taken as they are, without the link, where it maps them to infinity,
+    and where leaving out one unit moves them by more than RESTS there: such a distance says nothing of sampling.
+    least: standard errors [...] that each end is away at least (``Means.interval``).
 
     Tukey's pseudo-values (1958), on the scale of ``link``, are inferred like ``means``.  Not for quantiles and other
     statistics that jump.
@@ -620,7 +622,8 @@ def jackknifed(
     flat_GQ = value_G.reshape(groups + 1, -1)
     with np.errstate(divide="ignore", invalid="ignore"):
         on_GQ = link.to(flat_GQ)
-        linked_Q = np.isfinite(on_GQ).all(0) | np.isnan(flat_GQ).any(0)
+        rests_Q = (np.abs(on_GQ - on_GQ[0]).max(0, initial=0) > RESTS) & (link is not PLAIN)
+        linked_Q = (np.isfinite(on_GQ).all(0) & ~rests_Q) | np.isnan(flat_GQ).any(0)
         on_GQ = np.where(linked_Q, on_GQ, flat_GQ)
     whole_Q = on_GQ[0]
     if groups < 2:

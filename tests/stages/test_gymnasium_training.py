@@ -13,6 +13,7 @@ from torch.distributions import Categorical
 
 from agents import gymnasium_train, record
 from agents.gymnasium_train import STAGE, GymnasiumTrainConfig
+from agents.learning_curves import curves_of_training
 from agents.load import load_agent
 from agents.ppo import PPOConfig, Rollout, clipped_loss
 from core import artefacts, config as cli
@@ -91,6 +92,8 @@ def test_what_it_does_not_take_is_one_line(words: str, says: str, tmp_path: Path
 
 def test_held_out_starts_are_measured_beside_training(tmp_path: Path) -> None:
     train(tmp_path / "agent", "--env", "CartPole-v1", "--evaluate_every", 512, "--evaluate_episodes", 8)
+    trained, measured = curves_of_training(tmp_path / "agent", True)
+    assert trained.game == measured.game == "CartPole-v1" and measured.split == "held out"
     held_out = column(tmp_path / "agent", "held_out_return")
     assert np.isfinite(held_out[[1, 3]]).all() and np.isnan(held_out[[0, 2]]).all()
 

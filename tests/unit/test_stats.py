@@ -407,6 +407,16 @@ def test_jackknife_leaves_out_whole_episodes() -> None:
     assert seen == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 5], [3, 4, 5], [0, 1, 2, 3, 4]]
 
 
+def test_one_unit_that_makes_nearly_all_of_an_error_does_not_make_an_interval_endless() -> None:
+    """R^2 of .995, where 1 of 448 episodes was misread: on a logarithm's scale it ended at -10^11."""
+    error_E, spread_E = np.full(448, 1e-6), np.ones(448)
+    error_E[7] = 2.0
+    weight_GE = left_out(448, np.random.default_rng(0))
+    r2_G = 1 - weight_GE @ error_E / (weight_GE @ spread_E)
+    value, low, high = jackknifed(r2_G, rng=np.random.default_rng(0), link=LOST)
+    assert value == pytest.approx(1 - 2 / 448, abs=1e-5) and 0.9 < low < 0.994 and high <= 1
+
+
 def test_many_units_are_left_out_by_groups() -> None:
     weight = left_out(450, np.random.default_rng(0))
     assert weight.shape == (201, 450) and (weight[0] == 1).all()
