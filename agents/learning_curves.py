@@ -177,7 +177,7 @@ def _curve_of(
     """saved: the agent's stage and configuration; directory: its run."""
     defaults = to_json_defaults(stages.STAGES[saved["stage"]].cls)  # earlier versions lack settings
     config = merge(defaults, saved["config"])
-    env: Mapping[str, Any] = config["env"]
+    env: Any = config["env"]
     if isinstance(env, str):  # a world of Gymnasium, by its name
         env = {"game": env}
     settings = {k: v for k, v in _leaves(config) if k.partition(".")[0] not in NO_METHOD}
