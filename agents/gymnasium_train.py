@@ -80,7 +80,7 @@ class GymnasiumCollector(Collector):
         if other := self.env.spec.differences(EnvSpec.from_json(state["world"])):
             raise UserError(f"--resume: the world is no longer the one that this training began in ({other[0]})")
         super().restore(state, step)
-        self.score[:], self.length[:], self.scale.returns_B[:] = 0, 0, 0
+        self.score[:], self.length[:], self.scale.returns_B[:], self.scale.discount_B[:] = 0, 0, 0, 1
 
 
 def world_of(env: str, options: str) -> EnvSpec:

@@ -12,16 +12,19 @@ import torch
 from torch.distributions import Categorical
 
 from agents import gymnasium_train, record
-from agents.gymnasium_train import STAGE, GymnasiumTrainConfig
+from agents.gymnasium_train import STAGE, GymnasiumCollector, GymnasiumTrainConfig
 from agents.learning_curves import curves_of_training
 from agents.load import load_agent
 from agents.ppo import PPOConfig, Rollout, clipped_loss
+from agents.recurrent import AgentConfig, RecurrentAgent
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.training import Log
+from envs.registry import make
 
 CORRIDOR = Path(__file__).resolve().parents[2] / "docs" / "examples" / "corridor.py"
+CPU = torch.device("cpu")
 SEVEN = json.dumps({"kwargs": {"length": 7}})
 
 
@@ -88,6 +91,19 @@ def test_what_it_does_not_take_is_one_line(words: str, says: str, tmp_path: Path
     with pytest.raises(UserError, match=says):
         train(tmp_path / "agent", *words.split())
     assert not (tmp_path / "agent").exists()
+
+
+def test_episodes_that_begin_anew_are_discounted_from_their_beginning() -> None:
+    """What rewards are scaled by: a discount that a stopped episode had come to is none of the next one's."""
+    spec = gymnasium_train.world_of("CartPole-v1", "{}")
+    env, net = make(spec, 4), AgentConfig(encoder="mlp", embedding_size=8, hidden_size=8)
+    collector = GymnasiumCollector(RecurrentAgent(net, spec), env, PPOConfig(envs=4, rollout_steps=3), 1, CPU)
+    collector.collect()
+    state = collector.state()
+    assert (state["arrays"]["discount_B"] < 1).all()
+    collector.restore(state, 12)
+    assert (collector.scale.discount_B == 1).all() and not collector.scale.returns_B.any()
+    assert collector.current.is_first.all() and not collector.length.any()
 
 
 def test_held_out_starts_are_measured_beside_training(tmp_path: Path) -> None:
