@@ -159,7 +159,8 @@ def _states(
     store: RolloutStore, x_NF: np.ndarray, columns: Mapping[str, np.ndarray], index_N2: np.ndarray, unit_E: np.ndarray
 ) -> States:
     n = len(index_N2)
-    level_N = columns[LEVEL].reshape(n).astype(np.int64) if LEVEL in columns else np.full(n, UNKNOWN_LEVEL)
+    level_N = columns.get(LEVEL, np.full(n, UNKNOWN_LEVEL)).reshape(n)
+    level_N = np.nan_to_num(level_N, nan=UNKNOWN_LEVEL).astype(np.int64)  # NaN: not told at that step
     source, _ = _kind(store)
     episode_N = index_N2[:, 0]
     best_E = np.full(len(store), np.nan)

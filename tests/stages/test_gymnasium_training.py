@@ -17,6 +17,7 @@ from agents.learning_curves import curves_of_training
 from agents.load import load_agent
 from agents.ppo import PPOConfig, Rollout, clipped_loss
 from agents.recurrent import AgentConfig, RecurrentAgent
+from analysis.states.pooled import UNKNOWN_LEVEL, pool_rows
 from core import artefacts, config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
@@ -157,3 +158,16 @@ def test_its_episodes_are_recorded(tmp_path: Path) -> None:
     record.main(cli.parse(record.RecordConfig, [str(w) for w in words], record.STAGE))
     episode = RolloutStore(tmp_path / "rollouts").episode(0)
     assert set(episode.truth) == {"goal", "seed"} and episode.action.shape == (episode.steps, 2)
+
+
+def test_a_level_that_only_a_reset_tells_is_not_known_later(tmp_path: Path) -> None:
+    """It was a number of 19 digits there."""
+    world = tmp_path / "levels.py"
+    world.write_text(CORRIDOR.read_text().replace('{"goal"', '{"level"', 1))
+    train(tmp_path / "agent", "--env", world, "--total_steps", 256)
+    words = ["--agent", tmp_path / "agent", "--episodes", 4, "--slots", 4, "--out", tmp_path / "rollouts"]
+    record.main(cli.parse(record.RecordConfig, [str(w) for w in words], record.STAGE))
+    store = RolloutStore(tmp_path / "rollouts")
+    columns, index_N2 = store.pooled("h")
+    level_N = pool_rows(store, columns["h"], index_N2, np.arange(len(store)), range(len(store))).level_N
+    assert set(level_N[index_N2[:, 1] == 0]) <= {-1, 1} and (level_N[index_N2[:, 1] > 0] == UNKNOWN_LEVEL).all()
