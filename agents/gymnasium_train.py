@@ -22,6 +22,7 @@ from agents.recurrent import AgentConfig
 from agents.train import Collector, train_agent
 from core.contracts import EnvSpec, Step, UserError
 from core.training import RunOptions
+from envs.procgen import GAMES
 from envs.registry import KINDS, make, spec_of
 
 STAGE = "train_gymnasium"
@@ -85,10 +86,12 @@ class GymnasiumCollector(Collector):
 
 def world_of(env: str, options: str) -> EnvSpec:
     """The world that --env and --env_options name.  Raises UserError."""
-    kind = env.partition("/")[0]
-    if kind in OTHERS:
+    kind, own = env.partition("/")[0], env.endswith(".py")
+    if env in GAMES:
+        raise UserError(f"--env {env}: say train.py --game {env}")
+    if kind in OTHERS and not own:
         raise UserError(f"--env {env}: say {OTHERS[kind]}")
-    named = env.endswith(".py") or kind in KINDS
+    named = own or kind in KINDS
     return spec_of(env if named else f"gymnasium/{env}", options_of(options))
 
 

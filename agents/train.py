@@ -262,7 +262,7 @@ def take_weights(agent: RecurrentAgent, path: Path) -> None:
     if type(earlier) is not type(agent):
         raise UserError(f"{path} holds an agent of another kind; --begin_with takes one that this command trained")
     require_same_sizes(path, agent.config, earlier.config, "an agent")
-    if earlier.spec.obs != agent.spec.obs or earlier.spec.action_names != agent.spec.action_names:
+    if any(getattr(earlier.spec, what) != getattr(agent.spec, what) for what in ("obs", "action_names", "parts")):
         raise UserError(f"{path} plays {earlier.spec.env_id}, whose observations or actions are not those of "
                         f"{agent.spec.env_id}, so --begin_with cannot take its weights")  # fmt: skip
     have, want = ({k: v.shape for k, v in a.state_dict().items()} for a in (earlier, agent))

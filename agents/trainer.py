@@ -121,7 +121,10 @@ class Trainer:
         entropy_coef = ppo.entropy_coef * (left if ppo.anneal_entropy else 1.0)
         if not torch.isfinite(torch.nn.utils.get_total_norm(p.detach() for p in self.agent.parameters())):
             raise self.stopped("the weights are no longer finite numbers")
-        rollout = self.collector.collect()
+        try:
+            rollout = self.collector.collect()
+        except UserError as error:  # of the world
+            raise self.stopped(str(error)) from None
         try:
             logs = update(
                 self.agent, self.optimiser, rollout, ppo, self.rng, entropy_coef, self.loss, self.processes

@@ -493,7 +493,11 @@ def _stepped(env: Any, action_P: np.ndarray) -> tuple[Any, float, bool, bool, An
             "old gym's is made so by shimmy"
         )
     obs, reward, terminated, truncated, info = answer
-    return obs, float(reward), bool(terminated), bool(truncated), info
+    try:
+        return obs, float(reward), bool(terminated), bool(truncated), info
+    except (TypeError, ValueError) as error:
+        said = " ".join(f"reward {reward!r}, terminated {terminated!r}, truncated {truncated!r}".split())
+        raise UserError(f"step gives {said}: the first must be one number, the others flags ({error})") from None
 
 
 def starts_in_both(env_id: str, options: GymnasiumOptions) -> str | None:

@@ -331,6 +331,8 @@ def test_refusals(name: str, options: dict[str, Any], said: str) -> None:
         ("Env.step = lambda self, a: (np.zeros(3), 0.0, False, False, {})", r"'x' is float64 \[3\]; its space says"),
         ("Env.step = lambda self, a: (np.full(2, np.nan), 0.0, False, False, {})", "'x' has NaN or infinite values"),
         ("Env.step = lambda self, a: (np.zeros(2), np.nan, False, False, {})", "reward of module/m has NaN or inf"),
+        ("Env.step = lambda self, a: (np.zeros(2), None, False, False, {})", "step gives reward None, termin"),
+        ("Env.step = lambda self, a: (np.zeros(2), np.zeros(2), False, False, {})", "first must be one number"),
         ("Env.step = lambda self, a: (np.zeros(2), 1e39, False, False, {})", "module/m has 1e.39, which does not fit"),
         ("Env.step = lambda self, a: (np.full(2, -1e39), 0.0, False, False, {})", "'x' has -1e.39, which does not fit"),
         (f"{CATEGORY}Env.reset = lambda self, **k: (4, {{}})", "'x' has the category 4; it has 1 to 3, all whole"),

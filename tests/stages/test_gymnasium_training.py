@@ -81,6 +81,7 @@ def test_a_training_that_stopped_goes_on_in_fresh_episodes(tmp_path: Path, monke
     [
         ("--env procgen/coinrun", r"--env procgen/coinrun: say train.py --game NAME"),
         ("--env nmmo", r"--env nmmo: say train.py nmmo"),
+        ("--env starpilot", r"--env starpilot: say train.py --game starpilot"),
         ("--env planted/null", r"trains in worlds of Gymnasium, and in .py files"),
         ("--env CartPole-v9", r"no Gymnasium environment 'CartPole-v9' \(did you mean CartPole-v1\?\)"),
         ("--env Pendulum-v1", r"the actions of gymnasium/Pendulum-v1 are continuous"),
@@ -94,6 +95,13 @@ def test_what_it_does_not_take_is_one_line(words: str, says: str, tmp_path: Path
     assert not (tmp_path / "agent").exists()
 
 
+def test_a_file_is_a_world_whatever_its_directory_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "procgen").mkdir()
+    (tmp_path / "procgen" / "mine.py").write_text(CORRIDOR.read_text())
+    monkeypatch.chdir(tmp_path)
+    assert gymnasium_train.world_of("procgen/mine.py", "{}").env_id == "module/mine"
+
+
 def test_episodes_that_begin_anew_are_discounted_from_their_beginning() -> None:
     """What rewards are scaled by: a discount that a stopped episode had come to is none of the next one's."""
     spec = gymnasium_train.world_of("CartPole-v1", "{}")
@@ -105,6 +113,41 @@ def test_episodes_that_begin_anew_are_discounted_from_their_beginning() -> None:
     collector.restore(state, 12)
     assert (collector.scale.discount_B == 1).all() and not collector.scale.returns_B.any()
     assert collector.current.is_first.all() and not collector.length.any()
+
+
+def test_a_world_that_fails_amid_training_leaves_what_was_saved(tmp_path: Path) -> None:
+    world, out = tmp_path / "fails.py", tmp_path / "agent"
+    late = "self.taken = getattr(self, 'taken', 0) + 1\n        if self.taken > 80: raise OSError('gone')\n        "
+    world.write_text(CORRIDOR.read_text().replace("direction, distance =", f"{late}direction, distance ="))
+    said = r"stopped at step 512: the environment's step fails: OSError: gone; --resume goes on from step 512"
+    with pytest.raises(UserError, match=said):
+        train(out, "--env", world, "--save_minutes", 0)
+    train(out, "--env", world, "--save_minutes", 0, "--total_steps", 768, "--resume")
+
+
+def test_weights_are_not_taken_over_between_actions_of_other_parts(tmp_path: Path) -> None:
+    """The same names, and as many logits: one choice among six is no two choices among two and four."""
+    body = """
+import gymnasium, numpy as np
+from gymnasium import spaces
+class World(gymnasium.Env):
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    def __init__(self, parts):
+        self.action_space = spaces.MultiDiscrete(parts) if len(parts) > 1 else spaces.Discrete(parts[0])
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, True, False, {}
+def make_env(parts):
+    return World(parts)
+"""
+    (tmp_path / "world.py").write_text(body)
+    one, two = (json.dumps({"kwargs": {"parts": parts}, "action_names": list("abcdef")}) for parts in ([6], [2, 4]))
+    words = ("--env", tmp_path / "world.py", "--total_steps", 256)
+    train(tmp_path / "one", *words, "--env_options", one)
+    with pytest.raises(UserError, match="whose observations or actions are not those of"):
+        train(tmp_path / "two", *words, "--env_options", two, "--begin_with", tmp_path / "one")
 
 
 def test_held_out_starts_are_measured_beside_training(tmp_path: Path) -> None:
