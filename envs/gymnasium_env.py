@@ -568,7 +568,9 @@ def options_of(spec: EnvSpec) -> GymnasiumOptions:
 
 
 def agreed_module(path: Path, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The user gives a module of his own to be run: (its env_id, the world's options with its hash)."""
+    """The user gives a module of his own to be run: (its env_id, the world's options with its hash).  UserError, which
+    names his file, where it cannot be."""
     source = read_source(path)
     source.agree()
+    source.run(("make_env",))
     return f"module/{source.name}", {**options, "sha256": source.sha256}

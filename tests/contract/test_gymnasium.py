@@ -313,8 +313,8 @@ def test_refusals(name: str, options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("del make_env", "has no function make_env"),
-        ("1 / 0", "cannot be loaded: ZeroDivisionError"),
+        ("del make_env", r"the module .*/m\.py has no function make_env"),
+        ("1 / 0", r"the module .*/m\.py cannot be loaded: ZeroDivisionError"),
         ("def make_env(): return 3", "is a int, not a gymnasium.Env"),
         ("def make_env(): raise OSError('no disk')", r"make_env of m\.py fails: OSError: no disk"),
         ("def make_env(): return gymnasium.vector.SyncVectorEnv([Env])", "a vector of environments, .*final_obs"),
