@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agents.train import TRAININGS
 from core import config as cli, stages
 from core.contracts import UserError
 from core.stages import OF_ALL, OF_AN_AGENT, OF_POLICIES, STAGES, Stage
@@ -151,7 +152,7 @@ def stage_of(words: list[str]) -> str:
     """The stage that a command runs; two scripts choose by their first word."""
     program = " ".join(words[: 2 if words[0] == "-m" else 1])
     rest = words[len(program.split()) :]
-    if program == "train.py" and rest[:1] in (["nmmo"], ["craftax"]):
+    if program == "train.py" and rest[0] in TRAININGS:
         return f"train_{rest[0]}"
     if program == "-m agents.evaluate" and not rest[0].startswith("-"):
         return "evaluate_nmmo"
