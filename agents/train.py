@@ -8,6 +8,7 @@ if not __package__:  # run by its path, where the imports below fail
     print("error: a part of a package; type: python train.py", file=sys.stderr)
     sys.exit(2)
 
+import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from agents.trainer import Trainer
 from core import artefacts, config as cli
 from core.contracts import EnvSpec, Step, UserError, VecEnv
 from core.directions import fingerprint
-from core.earlier import name_of, train_of
+from core.earlier import name_of, train_of, values_by_flag
 from core.ranks import ALONE, Processes, from_torchrun
 from core.training import FREE, RunOptions, Stop, fixed_in, going_on, open_together, require_same_sizes, restarted
 from core.trees import Tree, detached, each, on, rows_of
@@ -370,6 +371,17 @@ def late_word(argv: Sequence[str]) -> str:
     return ""
 
 
+def training_of_config(argv: Sequence[str]) -> str:
+    """The training whose run's configuration is given by --config; '' where it is Procgen's, or none that can be read
+    (which is said where it is taken)."""
+    for path in values_by_flag(argv).get("config", []):
+        with contextlib.suppress(UserError):
+            saved = cli.read_json(Path(path))
+            stage = saved.get("stage") if isinstance(saved, dict) else None
+            return next((kind for kind in TRAININGS if stage == f"train_{kind}"), "")
+    return ""
+
+
 def choose(argv: list[str]) -> None:
     """``nmmo ...`` trains (or films) policies of Neural MMO, agents/nmmo_train.py; ``craftax ...`` an agent in Craftax,
     agents/craftax_train.py; ``gymnasium ...`` one in a world of Gymnasium or of a user's, agents/gymnasium_train.py;
@@ -385,7 +397,7 @@ def choose(argv: list[str]) -> None:
         print(f"error: {late!r} comes first: train.py {late}, and then its flags", file=sys.stderr)
         sys.exit(2)
     rest = argv[1:] if kind else argv
-    if not kind and (kind := train_of(argv)):
+    if not kind and (kind := train_of(argv) or training_of_config(argv)):
         print(f"note: read as python train.py {kind} {' '.join(argv)}", file=sys.stderr)
     elif not kind and "no_track" in map(name_of, argv):
         print("note: this trains on Procgen; Neural MMO is python train.py nmmo", file=sys.stderr)

@@ -17,6 +17,7 @@ from agents.learning_curves import curves_of_training
 from agents.load import load_agent
 from agents.ppo import PPOConfig, Rollout, clipped_loss
 from agents.recurrent import AgentConfig, RecurrentAgent
+from agents.train import training_of_config
 from analysis.states.pooled import UNKNOWN_LEVEL, pool_rows
 from core import artefacts, config as cli
 from core.contracts import UserError
@@ -182,6 +183,15 @@ def test_the_loss_of_several_parts_is_that_of_all_their_pairs() -> None:
     several = loss(logits, action, sizes)
     np.testing.assert_allclose(several, loss(pairs, action[..., 0] * 3 + action[..., 1], ()), rtol=1e-5)
     assert several[3] == pytest.approx(float(Categorical(logits=pairs).entropy().mean()), rel=1e-5)
+
+
+def test_a_configuration_says_which_training_it_is_of(tmp_path: Path) -> None:
+    (tmp_path / "agent.json").write_text('{"stage": "train_gymnasium", "config": {}}')
+    (tmp_path / "other.json").write_text('{"stage": "train", "config": {}}')
+    (tmp_path / "bad.json").write_text("{")
+    found = [training_of_config(["--seed", "2", "--config", f"{tmp_path}/{name}.json"]) for name in
+             ("agent", "other", "bad", "none")]  # fmt: skip
+    assert found == ["gymnasium", "", "", ""] and training_of_config(["--seed", "2"]) == ""
 
 
 def test_its_episodes_are_recorded(tmp_path: Path) -> None:
