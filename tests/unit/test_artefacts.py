@@ -662,6 +662,7 @@ MAY = {
     ("validation/panel/page.py", "read_text"): "scripts and style of the checkout",
     ("validation/panel/saliency.py", "File"): "maps, whose hash is compared first",
     ("agents/learning_curves.py", "read_bytes"): "a user's progress.csv, or the curve of a half-written run",
+    ("agents/train.py", "read_json"): "the stage of a configuration that is given by --config",
     ("agents/learning_curves.py", "read_json"): "the configuration of a half-written run",
     ("analysis/semantics/states.py", "read_json"): "a user's names",
     ("analysis/semantics/matches.py", "read_json"): "a user's descriptions",
