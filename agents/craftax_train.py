@@ -19,16 +19,15 @@ import torch
 from agents.consistency import ConsistencyOptions
 from agents.ppo import PPOConfig
 from agents.recurrent import AgentConfig
-from agents.train import Collector, train_agent
+from agents.train import AgentTraining, Collector, train_agent
 from core.contracts import Step
-from core.training import RunOptions
 from envs.craftax import CraftaxEnv, CraftaxOptions
 
 STAGE = "train_craftax"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CraftaxTrainConfig(RunOptions):
+class CraftaxTrainConfig(AgentTraining):
     """Train a recurrent PPO agent in Craftax and save it as a run directory.
 
     Also by the names that its earlier users know: --total_timesteps, --num_envs, --num_steps (of a rollout),
@@ -37,9 +36,6 @@ class CraftaxTrainConfig(RunOptions):
 
     out: Path = Path("runs/craftax")
     """run directory to write (also --out_dir)"""
-    begin_with: Path | None = None
-    """run directory of an agent of the same sizes whose weights the training begins with (fine-tuning); none: random
-    ones"""
     env: CraftaxOptions = field(default_factory=CraftaxOptions)
     net: AgentConfig = field(default_factory=lambda: AgentConfig(encoder="mlp", embedding_size=256, hidden_size=256))
     ppo: PPOConfig = field(
@@ -53,14 +49,8 @@ class CraftaxTrainConfig(RunOptions):
             gamma=0.99,
         )
     )
-    seed: int = 1
-    """seed of weights, environments and minibatches"""
     checkpoints: int = 5
     """evenly spaced checkpoints kept (checkpoint_STEPS.safetensors; also --num_checkpoints)"""
-    evaluate_every: int = 0
-    """steps between measurements of the return on held-out starts, always the same, for the curve; 0: none"""
-    evaluate_episodes: int = 64
-    """whole episodes that such a measurement plays"""
     threads: int = 1
     """CPU threads for torch (those of the environment are JAX's: two kinds that wait for each other are slow)"""
 

@@ -9,7 +9,6 @@ if not __package__:  # run by its path, where the imports below fail
     sys.exit(2)
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,8 @@ from agents.adopt import options_of
 from agents.consistency import ConsistencyOptions
 from agents.ppo import PPOConfig
 from agents.recurrent import AgentConfig
-from agents.train import Collector, train_agent
+from agents.train import AgentTraining, Collector, train_agent
 from core.contracts import EnvSpec, Step, UserError
-from core.training import RunOptions
 from envs.procgen import GAMES
 from envs.registry import KINDS, make, spec_of
 
@@ -30,18 +28,13 @@ OTHERS = {"procgen": "train.py --game NAME", "nmmo": "train.py nmmo", "craftax":
 
 
 @dataclass(frozen=True, kw_only=True)
-class GymnasiumTrainConfig(RunOptions):
+class GymnasiumTrainConfig(AgentTraining):
     """Train a recurrent PPO agent in a world of Gymnasium, or in one of your own, and save it as a run directory.
 
     Vectors are read by --encoder mlp, a picture by strided or impala.  --resume begins the episodes anew that were
     running: such worlds are objects, which no file holds.
     """
 
-    out: Path = Path("runs/agent")
-    """run directory to write"""
-    begin_with: Path | None = None
-    """run directory of an agent of the same sizes whose weights the training begins with (fine-tuning); none: random
-    ones"""
     env: str = "CartPole-v1"
     """the world: an id of Gymnasium, or a .py file with make_env (docs/bring-your-own.md)"""
     env_options: str = "{}"
@@ -52,14 +45,6 @@ class GymnasiumTrainConfig(RunOptions):
             total_steps=500_000, envs=32, rollout_steps=64, epochs=4, minibatches=4, learning_rate=1e-3, gamma=0.99
         )
     )
-    seed: int = 1
-    """seed of weights, environments and minibatches"""
-    checkpoints: int = 10
-    """evenly spaced checkpoints kept (checkpoint_STEPS.safetensors)"""
-    evaluate_every: int = 0
-    """steps between measurements of the return on held-out starts, always the same, for the curve; 0: none"""
-    evaluate_episodes: int = 64
-    """whole episodes that such a measurement plays"""
     threads: int = 1
     """CPU threads for torch (the worlds are stepped one after the other)"""
 

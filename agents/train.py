@@ -43,22 +43,16 @@ TRAININGS = ("nmmo", "craftax", "gymnasium")  # beside Procgen's, which has no w
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(RunOptions):
-    """Train a recurrent PPO agent on a Procgen game and save it as a run directory (Neural MMO: train.py nmmo; Craftax:
-    train.py craftax; Gymnasium, or a world of your own: train.py gymnasium)."""
+class AgentTraining(RunOptions):
+    """What every training of a recurrent PPO agent is told, whatever its world."""
 
     out: Path = Path("runs/agent")
     """run directory to write"""
     begin_with: Path | None = None
-    """run directory of an agent of the same sizes whose weights the training begins with (fine-tuning, in this game or
+    """run directory of an agent of the same sizes whose weights the training begins with (fine-tuning, in this world or
     in another with the same observations and actions); none: random ones"""
-    policy: Literal["plain", "semantic"] = "plain"
-    """semantic: the policy clusters its own states while it learns (docs/semantics.md); plain: the same without"""
-    env: ProcgenOptions = field(default_factory=ProcgenOptions)
     net: AgentConfig = field(default_factory=AgentConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
-    drac: ConsistencyOptions = field(default_factory=ConsistencyOptions)
-    semantic: SemanticOptions = field(default_factory=SemanticOptions)
     seed: int = 1
     """seed of weights, environments, minibatches and augmentations"""
     checkpoints: int = 10
@@ -67,6 +61,20 @@ class TrainConfig(RunOptions):
     """steps between measurements of the return on held-out starts, always the same, for the curve; 0: none"""
     evaluate_episodes: int = 64
     """whole episodes that such a measurement plays"""
+    threads: int = 1
+    """CPU threads for torch"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(AgentTraining):
+    """Train a recurrent PPO agent on a Procgen game and save it as a run directory (Neural MMO: train.py nmmo; Craftax:
+    train.py craftax; Gymnasium, or a world of your own: train.py gymnasium)."""
+
+    policy: Literal["plain", "semantic"] = "plain"
+    """semantic: the policy clusters its own states while it learns (docs/semantics.md); plain: the same without"""
+    env: ProcgenOptions = field(default_factory=ProcgenOptions)
+    drac: ConsistencyOptions = field(default_factory=ConsistencyOptions)
+    semantic: SemanticOptions = field(default_factory=SemanticOptions)
     threads: int = 2
     """CPU threads for torch and for the environments"""
 
@@ -280,7 +288,7 @@ def loss_for(drac: ConsistencyOptions, rng: np.random.Generator, semantic: Seman
     return consistent_loss_of(drac, rng) if drac.consistency else loss_of
 
 
-def held_out_of(config: Any, agent: RecurrentAgent, device: torch.device) -> HeldOut | None:
+def held_out_of(config: AgentTraining, agent: RecurrentAgent, device: torch.device) -> HeldOut | None:
     """What --evaluate_every asks for."""
     if not config.evaluate_every:
         return None
@@ -298,7 +306,7 @@ def main(config: TrainConfig) -> None:
 
 
 def train_agent(
-    config: Any,
+    config: AgentTraining,
     stage: str,
     make: Callable[[int], VecEnv],
     drac: ConsistencyOptions,
@@ -308,8 +316,7 @@ def train_agent(
 ) -> None:
     """Train an agent in the world that ``make`` gives, with so many slots, and save it as a run directory.
 
-    config: with the fields of a TrainConfig but policy, env's own, drac and semantic; free: those that a resumed
-    training may change.
+    free: the settings that a resumed training may change.
     """
     config = going_on(restarted(config), stage)
     device, ppo = cli.device_of(config.device), config.ppo
