@@ -178,8 +178,9 @@ def _curve_of(
     defaults = to_json_defaults(stages.STAGES[saved["stage"]].cls)  # earlier versions lack settings
     config = merge(defaults, saved["config"])
     env: Any = config["env"]
-    if isinstance(env, str):  # a world of Gymnasium, by its name
-        env = {"game": env}
+    if isinstance(env, str):  # a world of Gymnasium, by its name with or without the kind before it
+        config["env"] = env.removeprefix("gymnasium/")
+        env = {"game": config["env"]}
     settings = {k: v for k, v in _leaves(config) if k.partition(".")[0] not in NO_METHOD}
     game, mode = env.get("game", env.get("env_name", "nmmo")), env.get("distribution_mode", "easy")
     method = Path(config["architecture"]).stem if "architecture" in config else config.get("policy", "plain")

@@ -134,7 +134,10 @@ class Trainer:
         before, self.step = self.step, self.step + self.collector.collected
         measured: dict[str, float] = {}
         if self.held_out and (self.step // self.every > before // self.every or self.step >= self.total):
-            measured = self.held_out()
+            try:
+                measured = self.held_out()
+            except UserError as error:
+                raise self.stopped(f"--evaluate_every: {error}") from None
         if self.log is not None:
             self.log.add(self.step, **self.collector.means(), wall_s=self.wall(), **logs, **measured)
 

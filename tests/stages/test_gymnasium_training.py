@@ -152,11 +152,25 @@ def make_env(parts):
 
 
 def test_held_out_starts_are_measured_beside_training(tmp_path: Path) -> None:
-    train(tmp_path / "agent", "--env", "CartPole-v1", "--evaluate_every", 512, "--evaluate_episodes", 8)
+    train(tmp_path / "agent", "--env", "gymnasium/CartPole-v1", "--evaluate_every", 512, "--evaluate_episodes", 8)
     trained, measured = curves_of_training(tmp_path / "agent", True)
     assert trained.game == measured.game == "CartPole-v1" and measured.split == "held out"
     held_out = column(tmp_path / "agent", "held_out_return")
     assert np.isfinite(held_out[[1, 3]]).all() and np.isnan(held_out[[0, 2]]).all()
+
+
+def test_held_out_episodes_that_never_end_leave_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agents.evaluate.ENDLESS", 5)
+    said = "stopped at step .*: --evaluate_every: gymnasium/CartPole-v1: no episode .*; no state was saved yet"
+    with pytest.raises(UserError, match=said):
+        train(tmp_path / "agent", "--env", "CartPole-v1", "--evaluate_every", 1)
+
+
+def test_a_world_of_gymnasium_has_one_name_in_curves(tmp_path: Path) -> None:
+    for env in ("CartPole-v1", "gymnasium/CartPole-v1"):
+        train(tmp_path / env, "--env", env, "--total_steps", 256)
+    one, other = (curves_of_training(tmp_path / e, True)[0] for e in ("CartPole-v1", "gymnasium/CartPole-v1"))
+    assert one.game == other.game and one.settings == other.settings
 
 
 def test_the_loss_of_several_parts_is_that_of_all_their_pairs() -> None:
