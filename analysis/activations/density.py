@@ -41,7 +41,7 @@ def find(
     """HDBSCAN of the rows; all NOISE where it finds no cluster.  ``dbcv`` is its fast form, from the spanning tree.
 
     fitted_M: rows that are clustered; the others are put into the finished clusters (none: all are clustered).
-    min_cluster_size: of all N rows, and of fewer as many fewer; samples: as in ``analysis.shared.clusters.labeller``.
+    min_cluster_size: of all N rows, and of fewer as many fewer; samples: as in ``analysis.shared.clusters.Clustering``.
     """
     from hdbscan import HDBSCAN, approximate_predict
 

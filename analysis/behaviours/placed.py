@@ -17,7 +17,7 @@ import numpy as np
 from analysis.behaviours.config import BehaviourOptions
 from analysis.behaviours.histories import Scale, States, Steps, histories, weighted
 from analysis.shared.behaviours import SOURCES
-from analysis.shared.clusters import STEPS_PER_CLUSTER, labeller
+from analysis.shared.clusters import STEPS_PER_CLUSTER, Clustering, labeller
 from analysis.shared.maps import LEAST_MAPPED, check_placeable, mapped
 from analysis.shared.placed import LEAST_LIVES, check_lives, share_of_least
 from analysis.shared.sources import SIMULATED
@@ -90,7 +90,7 @@ def again_from(
             assert made.place is not None
             some, more = made.map_ND, made.place(more)
         share = options.min_cluster_size / len(scores_MK) or 0.01
-        label = labeller(some, options.method, options.clusters, share, seed)
+        label = labeller(some, Clustering(options.method, options.clusters, share), seed)
         out = np.empty(len(scores_MK), np.int64)
         out[rows], out[others] = label(some), label(more)
         return out

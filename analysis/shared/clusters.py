@@ -64,6 +64,16 @@ def neighbours_of(samples: float, least: int) -> int:
 Label = Callable[[np.ndarray], np.ndarray]  # points [N, F] -> their clusters int64 [N]
 
 
+class Clustering(NamedTuple):
+    """How points are clustered."""
+
+    method: Method
+    clusters: int  # k_means, ward
+    least_share: float = 0.0  # hdbscan: the smallest cluster, as a share of the fitted points
+    starts: int = STARTS  # k_means: the best is kept
+    samples: float = 1.0  # hdbscan: points around each that say how dense it is there, in smallest clusters
+
+
 class Clusters(NamedTuple):
     """Clusters of points, the largest 0: label int64 [N]; distance from the cluster's mean [N], NaN for NOISE; and what
     puts further points into them, as they are."""
@@ -99,7 +109,7 @@ def fit_clusters(
             raise UserError(
                 f"{len(x_NF)} steps are too few for two clusters of --min_cluster_size {least}; record more"
             )
-        label = labeller(x_NF, method, clusters, least / len(x_NF), seed)
+        label = labeller(x_NF, Clustering(method, clusters, least / len(x_NF)), seed)
         label_N = label(x_NF)
         if label_N.max() < 0:
             raise UserError(
@@ -108,7 +118,7 @@ def fit_clusters(
             )
     else:
         check_enough(len(x_NF), clusters)
-        label = labeller(x_NF, method, clusters, 0, seed)
+        label = labeller(x_NF, Clustering(method, clusters), seed)
         label_N = label(x_NF)
         _check_not_empty(np.bincount(label_N, minlength=clusters))
     count_C = np.bincount(label_N[label_N >= 0])
@@ -125,34 +135,27 @@ def fit_clusters(
     return Clusters(label_N, distance_N, lambda x_PF: by_size(label(x_PF)))
 
 
-def label_points(
-    fitted_MF: np.ndarray, x_NF: np.ndarray, method: Method, clusters: int, least_share: float, seed: int,
-    starts: int = STARTS, samples: float = 1.0,
-) -> np.ndarray:  # fmt: skip
+def label_points(fitted_MF: np.ndarray, x_NF: np.ndarray, how: Clustering, seed: int) -> np.ndarray:
     """Fit on some points, label others (or the same) int64 [N], clusters in any order and perhaps empty:
     ``labeller``."""
-    return labeller(fitted_MF, method, clusters, least_share, seed, starts, samples)(x_NF)
+    return labeller(fitted_MF, how, seed)(x_NF)
 
 
-def labeller(
-    fitted_MF: np.ndarray, method: Method, clusters: int, least_share: float, seed: int, starts: int = STARTS,
-    samples: float = 1.0,
-) -> Label:  # fmt: skip
+def labeller(fitted_MF: np.ndarray, how: Clustering, seed: int) -> Label:
     """What labels points by the clusters of the fitted ones, which are in any order and perhaps empty.  The array of
-    the fitted points itself gets the labels that they were given (hdbscan).
-
-    least_share: the smallest cluster, as a share of the fitted points (hdbscan); starts: of k-means, the best is kept;
-    samples: points around each that say how dense it is there, in smallest clusters (hdbscan).
-    """
-    if method != "hdbscan":
-        ward = method == "ward"
+    the fitted points itself gets the labels that they were given (hdbscan)."""
+    if how.method != "hdbscan":
+        ward = how.method == "ward"
         centre_CF = (
-            _ward_centres(fitted_MF, clusters, seed) if ward else _fit_centres(fitted_MF, clusters, seed, starts)[0]
+            _ward_centres(fitted_MF, how.clusters, seed)
+            if ward
+            else _fit_centres(fitted_MF, how.clusters, seed, how.starts)[0]
         )
         return lambda x_NF: nearest_centre(x_NF, centre_CF)[0]
     from hdbscan import HDBSCAN, approximate_predict  # type: ignore[import-untyped]
 
-    least = max(STEPS_PER_CLUSTER, round(least_share * len(fitted_MF)))
+    least = max(STEPS_PER_CLUSTER, round(how.least_share * len(fitted_MF)))
+    near = neighbours_of(how.samples, least)
 
     def quietly(work: Callable[[], Any]) -> Any:
         with warnings.catch_warnings():
@@ -161,9 +164,9 @@ def labeller(
             return work()
 
     model = quietly(
-        lambda: HDBSCAN(
-            min_cluster_size=least, min_samples=neighbours_of(samples, least), prediction_data=True, core_dist_n_jobs=1
-        ).fit(fitted_MF)
+        lambda: HDBSCAN(min_cluster_size=least, min_samples=near, prediction_data=True, core_dist_n_jobs=1).fit(
+            fitted_MF
+        )
     )
 
     def label(x_NF: np.ndarray) -> np.ndarray:
@@ -220,15 +223,13 @@ def cluster_stability(
     unit_N: which episode a row belongs to.  The interval is the 2.5 and 97.5 percentile over refits; n counts
     episodes.  F coordinates are held fixed: a refit does not redo what made them.  A Ward refit draws its points
     anew.  HDBSCAN takes each drawn episode once, as copies would be peaks of density, and asks for the same share of
-    points a cluster; its noise counts as one more class.  samples: see ``labeller``.  Raises UserError for one episode,
-    which says nothing of stability.
+    points a cluster; its noise counts as one more class.  samples: see ``Clustering``.  Raises UserError for one
+    episode, which says nothing of stability.
     """
     if (units := len(np.unique(unit_N))) < 2:
         raise UserError(f"{units} episode is too few to say how stable clusters are; record at least 2")
-    least_share = min_cluster_size / len(x_NF) or 0.01
-    scores = rand_indices(
-        x_NF, label_N, unit_N, method, clusters, least_share, seed, repeats, said="cluster stability", samples=samples
-    )
+    how = Clustering(method, clusters, min_cluster_size / len(x_NF) or 0.01, samples=samples)
+    scores = rand_indices(x_NF, label_N, unit_N, how, seed, repeats, said="cluster stability")
     if not len(scores):
         raise UserError("episodes are too short to say how stable clusters are; record longer ones, or more")
     low, high = np.percentile(scores, [2.5, 97.5])
@@ -236,9 +237,8 @@ def cluster_stability(
 
 
 def rand_indices(
-    x_NF: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, method: Method, clusters: int, least_share: float,
-    seed: int, repeats: int, starts: int = STARTS, said: str = "", samples: float = 1.0,
-) -> np.ndarray:  # fmt: skip
+    x_NF: np.ndarray, label_N: np.ndarray, unit_N: np.ndarray, how: Clustering, seed: int, repeats: int, said: str = ""
+) -> np.ndarray:
     """Adjusted Rand indices of ``label_N`` with ``repeats`` refits on bootstraps of whole units; those that drew too
     few points are left out (``cluster_stability``).  torchrun's processes share the refits; said: of a bar, where there
     is one."""
@@ -251,10 +251,10 @@ def rand_indices(
 
     def score(repeat: int) -> float | None:
         picks = draws[repeat]
-        drawn = np.concatenate([rows[u] for u in (np.unique(picks) if method == "hdbscan" else picks)])
-        if len(drawn) < (2 * STEPS_PER_CLUSTER if method == "hdbscan" else clusters):
+        drawn = np.concatenate([rows[u] for u in (np.unique(picks) if how.method == "hdbscan" else picks)])
+        if len(drawn) < (2 * STEPS_PER_CLUSTER if how.method == "hdbscan" else how.clusters):
             return None  # short episodes only
-        refit_N = label_points(x_NF[drawn], x_NF, method, clusters, least_share, seed + 1 + repeat, starts, samples)
+        refit_N = label_points(x_NF[drawn], x_NF, how, seed + 1 + repeat)
         return float(adjusted_rand_score(label_N, refit_N))
 
     scores = ranks.each(range(repeats), score)

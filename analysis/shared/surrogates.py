@@ -20,7 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from analysis.shared.clusters import NOISE, STEPS_PER_CLUSTER, Method, label_points, neighbours_of, rand_indices
+from analysis.shared.clusters import (
+    NOISE,
+    STEPS_PER_CLUSTER,
+    Clustering,
+    Method,
+    label_points,
+    neighbours_of,
+    rand_indices,
+)
 from analysis.shared.units import stretches
 from core import ranks
 from core.artefacts import Result
@@ -96,7 +104,7 @@ def compare(
 
     sequence_N: rows of one episode are consecutive, in order of time and of equal number; unit_N: what is resampled
     whole.  min_cluster_size: of all N rows (hdbscan; 0: 1 %).  place: what is done to the rows before they are
-    clustered, surrogates alike.  samples: see ``analysis.shared.clusters.labeller``.
+    clustered, surrogates alike.  samples: see ``analysis.shared.clusters.Clustering``.
     """
     every = -(-len(x_NK) // max(ROWS, STEPS_PER_CLUSTER * clusters))
     x_NK = np.asarray(x_NK, np.float64)
@@ -112,12 +120,12 @@ def compare(
 
     def measured(white_MD: np.ndarray) -> np.ndarray:
         x_MX = white_MD * scale_D if place is None else place(white_MD * scale_D)
-        share = least / len(x_MX)
-        label_M = label_points(x_MX, x_MX, method, clusters, share, seed, starts=1, samples=samples)
+        how = Clustering(method, clusters, least / len(x_MX), starts=1, samples=samples)
+        label_M = label_points(x_MX, x_MX, how, seed)
         found = len(np.unique(label_M[label_M != NOISE]))
         if found < 2:  # nothing is cut: neither stable nor apart
             return np.array([0.0, -1.0, found])
-        scores = rand_indices(x_MX, label_M, unit_M, method, clusters, share, seed, REFITS, starts=1, samples=samples)
+        scores = rand_indices(x_MX, label_M, unit_M, how, seed, REFITS)
         apart = density_validity(x_MX, least, samples) if method == "hdbscan" else valley(x_MX, label_M)
         return np.array([np.mean(scores) if len(scores) else 0.0, apart, found])
 
