@@ -281,6 +281,15 @@ class Processes:
         """Whether this is the one that writes."""
         return self.rank == 0
 
+    @property
+    def here(self) -> int:
+        """How many of them are on this machine, as torchrun says."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
+
+    def threads_of(self, machine: int) -> int:
+        """This process's, of so many CPU threads of its machine."""
+        return max(1, machine // self.here)
+
     def part(self, batch: int) -> slice:
         """The rows of a batch that are this process's; ``count`` divides ``batch``."""
         rows = batch // self.count

@@ -123,11 +123,10 @@ def resume_command(config: Any, processes: Processes) -> str:
     """The command that began this run, with --resume."""
     launcher = ["python"]
     if processes.count > 1:
-        nodes, here = (int(os.environ.get(name, n)) for name, n in (("GROUP_WORLD_SIZE", 1),
-                                                                    ("LOCAL_WORLD_SIZE", processes.count)))  # fmt: skip
+        nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
         # Where the machines meet is torchrun's own affair and not told to its processes.
         met = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"] if nodes > 1 else []
-        launcher = ["torchrun", *met, f"--nproc-per-node={here}"]
+        launcher = ["torchrun", *met, f"--nproc-per-node={processes.here}"]
     flags = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
     if config.overwrite and "--overwrite" not in sys.argv:  # it stood in a --config or --preset
         flags.append("--no-overwrite")

@@ -147,7 +147,7 @@ class GenTrainConfig(RunOptions):
     seed: int = 1
     """seed of weights, windows and noise"""
     threads: int = 2
-    """CPU threads, shared by the processes of one torchrun"""
+    """CPU threads of a machine, shared by the processes that torchrun starts on it"""
 
 
 def columns_of(store: RolloutStore) -> list[str]:
@@ -776,7 +776,7 @@ def main(config: GenTrainConfig) -> None:
     agent = load_agent(config.agent, device)
     store = RolloutStore(config.rollouts)
     check(config, store, fingerprint(agent), agent.spec)
-    torch.set_num_threads(max(1, config.threads // processes.count))
+    torch.set_num_threads(processes.threads_of(config.threads))
     cli.seed_everything(config.seed)
     simulator = simulator_of(config.model, agent)
     if config.begin_with:

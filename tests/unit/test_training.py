@@ -277,6 +277,15 @@ def test_the_command_of_several_machines_names_those_and_not_their_sum(
     assert said.startswith("torchrun --nnodes=4 ") and " --nproc-per-node=8 g.py --seed 2 --resume" in said
 
 
+def test_threads_are_shared_by_the_processes_of_a_machine_and_not_by_those_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert Processes().threads_of(3) == 3 and Processes(0, 2).threads_of(3) == Processes(0, 8).threads_of(3) == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert Processes(17, 32).threads_of(32) == 4
+
+
 def test_the_state_of_another_run_is_refused(tmp_path: Path) -> None:
     """Two runs of one command but for the seed: each knows its own state."""
     for name in ("a", "b"):
