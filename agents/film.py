@@ -49,9 +49,9 @@ class FilmConfig:
     rollouts: tyro.conf.Positional[Path] = Path("runs/rollouts")
     """recording: rollouts or samples"""
     beside: tuple[Path, ...] = ()
-    """recordings to put below it: of each episode the one that began alike (the n-th of its slot, where no slots are
-    told that of its number, if the first pictures are the same), or, where one is of samples and the other holds the
-    real rollouts that they started from, the same windows"""
+    """recordings shown as further rows below.  Under each episode stands the one of the same seed, slot and turn in the
+    slot (of the same number, where a recording does not tell slots), if both begin with the same picture.  Of samples
+    and the real rollouts that they started from: the real steps from each sample's start on"""
     episodes: tuple[int, ...] = ()
     """episodes (or samples) to film beside each other; none: the first four"""
     basis: Path | None = None

@@ -173,7 +173,7 @@ class InterventionOptions:
     shift: tuple[str, ...] = ()
     """DIRECTION=AMOUNT, such as ica:9=-2: add AMOUNT standard deviations to the direction's coordinate"""
     at_steps: tuple[str, ...] = ()
-    """FIRST STOP: only at steps FIRST <= t < STOP of the recording; none: at all"""
+    """FIRST STOP: only at steps FIRST <= t < STOP of every episode; FIRST alone: from there on; none: at all"""
     when: tuple[str, ...] = ()
     """only at steps whose hidden state says so: behaviour=3 (as far as the state alone tells it), or a direction's
     coordinate, ica:1 above 3, ica:1 below -2; of several any may hold"""

@@ -57,9 +57,9 @@ class ActivationsConfig:
     rolling: int = 10
     """ticks over which the features on the map are averaged, within a life"""
     permutations: int = 999
-    """permutations of labels among lives behind every p-value"""
+    """permutations of labels behind every p-value: among whole worlds where there are 10 or more, else among lives"""
     resamples: int = 1000
-    """bootstraps of lives behind the intervals of effect sizes"""
+    """bootstrap resamples behind the intervals of effect sizes: of worlds where there are 10 or more, else of lives"""
     smallest: float = 0.3
     """smallest effect of interest (Cohen's d): a cluster is called noise only if all its effects are surely below it"""
     refits: int = 20

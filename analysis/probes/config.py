@@ -51,8 +51,8 @@ class ProbesConfig:
     checkpoints: bool = False
     """also all saved checkpoints of each of --agents"""
     smallest: float = 0.02
-    """smallest partial R^2 of interest beyond --given: an interval above it counts as read, one below it as not read,
-    any other as open"""
+    """smallest R^2 of interest that states add (partial beyond --given, advantages over other inputs): a 95 % interval
+    above it, with q, says yes, a 90 % one below it no, any other leaves it open (docs/probes.md)"""
     observation: str | None = None
     """an observation column as a baseline of its own, such as obs/Entity:0 (its row 0: the agent itself)"""
     inputs: tuple[str, ...] = ()

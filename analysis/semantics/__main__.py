@@ -82,8 +82,8 @@ class SemanticsConfig:
     """See what the clusters inside a policy are, and how good."""
 
     make: tyro.conf.Positional[tuple[Part, ...]] = ()
-    """what to make: embeddings, quality, videos, hover, matches, names, curves; none: all but curves, and but matches
-    without --descriptions"""
+    """what to make: embeddings, quality, videos, hover, matches, names, curves; none: all that there is something
+    for, matches with --descriptions and curves with --curves alone"""
     agent: Path = Path("runs/agent")
     """run directory of the policy (train.py --policy semantic)"""
     rollouts: Path = Path("runs/rollouts")
@@ -109,7 +109,8 @@ class SemanticsConfig:
     hover_states: int = 5000
     """states of the page"""
     surrogates: int = 39
-    """VAR(1) surrogates of the features, cut as they are, that run lengths are compared with; 39 or more, or 0: none"""
+    """VAR(1) surrogates of the features, cut as they are, whose run lengths stand beside the codes'; at least 39
+    for the word longer or not longer, 0: none"""
     film: FilmOptions = field(default_factory=FilmOptions)
     curve: CurveOptions = field(default_factory=CurveOptions)
     seed: int = 0

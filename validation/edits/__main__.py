@@ -60,7 +60,8 @@ class EditsConfig(LiveConfig):
     """others in the same picture that the same edit is made to at every start, which tell whether what is claimed is
     special; 0: it is not asked"""
     basis: Path | None = None
-    """hidden-states run directory, for --directions"""
+    """hidden-states run directory, for --directions and for edits that name a direction: 'on ica:5', 'when ica:1 above
+    3'"""
     basis_kind: str = "ica"
     """which basis of --basis: pca, ica, nmf, neurons, probe (of analysis.probes)"""
     directions: tuple[str, ...] = ()
