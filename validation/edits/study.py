@@ -54,8 +54,9 @@ COLLECTORS = 64
 CONTROLS_SEED = 1  # so that what is asked of controls moves no other number
 CRITERIA = (
     "Exists: the 95 % interval of the mean effect lies beyond the smallest size of interest, and q <= 0.05 over all "
-    "rows of the table (no: its 90 % interval lies inside). Size as foretold: more than half and less than twice what "
-    "the simulator foretold, each with a one-sided 95 % bound. Through the world: the effect of the whole edit beyond "
+    "rows of the table (no: its 90 % interval lies inside, also if the edit acts at as large a share of the starts as "
+    "these can all have missed). Size as foretold: more than half and less than twice what the simulator foretold, "
+    "each with a one-sided 95 % bound. Through the world: the effect of the whole edit beyond "
     "its effect through the pixels alone. Needed: the simulator's squared error is below that of no change and of a "
     "held frame. Special: of what is claimed, further than the same edit of other things in the same pictures, or at "
     "other places of it, chosen at random (p; of several claims: q <= 0.05); where there is nothing of the kind it is "

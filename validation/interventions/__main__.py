@@ -104,7 +104,7 @@ class InterventionsConfig:
     starts: int = 64
     """paired starts, each of another episode (of a world of many agents: of another world)"""
     choosing_starts: int = 0
-    """starts of their own that directions, changes and quantities are chosen on; 0: as many as --starts"""
+    """starts of their own that directions, changes and quantities are chosen on, at least 32; 0: as many as --starts"""
     who: Literal["one", "all"] = "one"
     """agents that are altered where a world has many: one a world, or all"""
     maps: Path = MAPS
@@ -112,8 +112,8 @@ class InterventionsConfig:
     horizon: int = 8
     """steps after the change at which late effects are measured"""
     controls: int = 50
-    """controls: directions that occur in the data, as long as the change, chosen as the claim was chosen; at least 39,
-    and at least 20 a named claim"""
+    """controls: directions that occur in the data, as long as the change, chosen as the claim was chosen; so many of
+    each of two kinds (docs/claims.md); at least 39, and at least 20 a named claim"""
     smallest: tuple[float, ...] = SMALLEST
     """smallest sizes of interest: of an effect in spreads of its quantity over the unaltered starts, and of a share of
     events"""
