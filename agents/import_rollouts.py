@@ -208,7 +208,8 @@ def _recorded(obs: Mapping[str, np.ndarray], part: Mapping[str, np.ndarray], spe
 
 def _field(value: np.ndarray, name: str, spec: EnvSpec, where: str) -> np.ndarray:
     about, what = spec.obs[name], f"{where}: the observation field {name!r}"
-    if value.ndim == 1 and value.dtype.kind in "iu" and about.kind == "one_hot":
+    by_number = value.shape[1:] == about.numbers != about.shape
+    if by_number and value.dtype.kind in "iu" and about.kind == "one_hot":
         value = about.one_hot(value, what)
     whole = np.dtype(about.dtype).kind != "f"
     if value.shape[1:] != about.shape or value.dtype.kind not in "biuf" or (whole and str(value.dtype) != about.dtype):

@@ -44,7 +44,8 @@ class Field:
     are 0 or 1 (binary) and one-hot categories are vectors; "" goes by shape and dtype (uint8 of three axes: image;
     float: real; bool: binary).  ``groups`` are the numbers of categories of a one-hot vector that holds several, one
     after the other (default: it holds one).  ``start`` is the number of the first category, where the world gives this
-    field as the number of one.  All are words about the field: two fields of one shape and dtype are the same field.
+    field as the number of one, or of one a group.  All are words about the field: two fields of one shape and dtype
+    are the same field.
     """
 
     shape: tuple[int, ...]
@@ -82,19 +83,29 @@ class Field:
         return self.groups or (self.size,)
 
     def one_hot(self, category: np.ndarray, what: str) -> np.ndarray:
-        """Categories [...] by the world's numbers -> [..., size].  UserError, which begins with ``what``, for one that
-        there is not, or where no number is known to be the first."""
+        """Categories by the world's numbers, [...] or of several ``groups`` [..., groups] -> [..., size].  UserError,
+        which begins with ``what``, for one that there is not, or where no number is known to be the first."""
         if self.start is None:
             raise UserError(
                 f"{what} is given by numbers of categories, but which is the first is not known; give it one-hot, or "
                 "make the agent's run directory again"
             )
-        is_it = category[..., None] == self.start + np.arange(self.size)
-        known = is_it.any(-1)
-        if not known.all():
-            last = self.start + self.size - 1
-            raise UserError(f"{what} has the category {category[~known][0]}; it has {self.start} to {last}, all whole")
-        return is_it.astype(self.dtype)
+        out = []
+        for group, size in enumerate(self.categories):
+            number = category[..., group] if self.groups else category
+            is_it = number[..., None] == self.start + np.arange(size)
+            known = is_it.any(-1)
+            if not known.all():
+                there, last = f" at {group}" if self.groups else "", self.start + size - 1
+                said = f"{what} has the category {number[~known][0]}{there}"
+                raise UserError(f"{said}; it has {self.start} to {last}, all whole")
+            out.append(is_it)
+        return np.concatenate(out, -1).astype(self.dtype)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The shape in which the world gives categories by their numbers."""
+        return (len(self.groups),) if self.groups else ()
 
     def cast(self, value: np.ndarray, what: str) -> np.ndarray:
         """A fresh array of the field's dtype.  UserError, which begins with ``what``, where a number is not finite, or

@@ -1,10 +1,10 @@
 """Any Gymnasium environment behind the VecEnv contract: an id, or a user's module with ``make_env``.
 
 Supported are one discrete action (``Discrete``) or several (``MultiDiscrete``, ``MultiBinary``); observations that
-are a vector (one-dimensional ``Box`` of any numeric dtype, ``MultiBinary``), a category (``Discrete``), an image
-(``Box`` of uint8 [height, width, channels], any size), or a flat ``Dict`` of these.  Vectors come out as float32, a
-category as float32 one-hot.  The one field of an environment without names is ``frames`` (an image) or ``x`` (all
-else).
+are a vector (one-dimensional ``Box`` of any numeric dtype, ``MultiBinary``), a category (``Discrete``) or several
+(``MultiDiscrete``), an image (``Box`` of uint8 [height, width, channels], any size), or a flat ``Dict`` of these.
+Vectors come out as float32, categories as float32 one-hot, one after the other.  The one field of an environment
+without names is ``frames`` (an image) or ``x`` (all else).
 
 Environments are stepped one after the other and reset on the same step, so the last observation of an episode is always
 known.  Every episode begins with a reset to a seed of its own: even ones belong to the split "train", odd ones to
@@ -38,8 +38,8 @@ from core.plugins import agreed_source, read_source
 Split = Literal["train", "held_out"]
 PACKAGES = {"MiniGrid": "minigrid", "BabyAI": "minigrid", "ALE": "ale_py"}  # an id's first word -> what registers it
 SUPPORTED = (
-    "supported are vectors (one-dimensional Box, MultiBinary), categories (Discrete), images (Box of uint8 "
-    "[height, width, channels]) and flat Dicts of these"
+    "supported are vectors (one-dimensional Box, MultiBinary), categories (Discrete, one-dimensional MultiDiscrete), "
+    "images (Box of uint8 [height, width, channels]) and flat Dicts of these"
 )
 TRIED_STARTS = 16  # of either split, to see whether they begin alike
 TRIED_STEPS = 5  # of a copy against its original, to see whether it goes on alike
@@ -81,10 +81,18 @@ def _field_of(space: Any, what: str) -> Field:
 
     if isinstance(space, spaces.Discrete):
         return Field(shape=(int(space.n),), dtype="float32", kind="one_hot", start=int(space.start))
+    if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
+        sizes, starts = _choices(space)
+        if len(set(starts.tolist())) > 1:
+            raise UserError(f"{what} has categories that begin at {starts.tolist()}: shift them with a wrapper")
+        return Field(shape=(sum(sizes),), dtype="float32", kind="one_hot", groups=sizes, start=int(starts[0]))
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
         return Field(shape=tuple(space.shape), dtype="float32", kind="binary")
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         raise UserError(f"{what} is nested ({type(space).__name__}); {SUPPORTED}: flatten it with a wrapper")
+    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+        kind = f"{type(space).__name__} {list(space.shape)}"
+        raise UserError(f"{what} is a {kind}; {SUPPORTED}: flatten it with a wrapper")
     if not isinstance(space, spaces.Box):
         kind = type(space).__name__
         raise UserError(f"{what} is a {kind}, whose size has no bound or meaning here; {SUPPORTED}: drop or encode it")
@@ -98,6 +106,12 @@ def _field_of(space: Any, what: str) -> Field:
     return Field(shape=shape, dtype="uint8")
 
 
+def _choices(space: Any) -> tuple[tuple[int, ...], np.ndarray]:
+    """Choices of each part of a MultiDiscrete, and the number of each part's first one."""
+    sizes = tuple(int(n) for n in space.nvec)
+    return sizes, np.asarray(getattr(space, "start", np.zeros(len(sizes))), np.int64)
+
+
 def _sizes_of(space: Any, env_id: str) -> tuple[tuple[int, ...], np.ndarray]:
     """Choices of each part of an action, and the number that each part's first choice has in the environment."""
     from gymnasium import spaces
@@ -105,8 +119,7 @@ def _sizes_of(space: Any, env_id: str) -> tuple[tuple[int, ...], np.ndarray]:
     if isinstance(space, spaces.Discrete):
         return (int(space.n),), np.array([space.start], np.int64)
     if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
-        sizes = tuple(int(n) for n in space.nvec)
-        return sizes, np.asarray(getattr(space, "start", np.zeros(len(sizes))), np.int64)
+        return _choices(space)
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
         return (2,) * int(space.shape[0]), np.zeros(int(space.shape[0]), np.int64)
     what = "continuous" if isinstance(space, spaces.Box) else f"a {type(space).__name__}"
@@ -390,7 +403,7 @@ class GymnasiumEnv:
             except (KeyError, TypeError, ValueError) as error:
                 raise UserError(f"the observation has no array {name!r}, as its space says ({error!r})") from None
             what = f"the observation field {name!r}"
-            if about.start is not None and value.shape == () and value.dtype.kind in "biuf":
+            if about.start is not None and value.shape == about.numbers and value.dtype.kind in "biuf":
                 value = about.one_hot(value, what)
             if (
                 value.shape != about.shape

@@ -921,6 +921,10 @@ def test_categories_are_read_by_the_numbers_that_the_world_gives_them(tmp_path: 
     ):
         with pytest.raises(UserError, match=said):
             read_rollouts(tmp_path / "r.npz", about)
+    size, obs = 5, np.array([[2, 1], [0, 0], [1, 1], [2, 0]])  # those of MultiDiscrete([3, 2])
+    np.savez(tmp_path / "r.npz", obs=obs, action=np.zeros(3, int), reward=np.zeros(3), terminated=end, truncated=end)
+    (one,) = read_rollouts(tmp_path / "r.npz", spec(kind="one_hot", groups=(3, 2), start=0))
+    assert one.obs["x"].tolist() == [[0, 0, 1, 0, 1], [1, 0, 0, 1, 0], [0, 1, 0, 0, 1], [0, 0, 1, 1, 0]]
     earlier = spec(kind="one_hot").to_json()
     del earlier["obs"]["x"]["start"]
     assert EnvSpec.from_json(earlier).obs["x"].start is None

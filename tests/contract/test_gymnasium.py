@@ -145,6 +145,20 @@ Env.step, Env.reset = step, reset
     assert step.obs["x"].argmax(1).tolist() == [0, 1] and step.reward.tolist() == [-1.0, 0.0]
 
 
+SEVERAL = "Env.observation_space = spaces.MultiDiscrete([3, 2])\n"
+
+
+def test_several_categories_are_one_hot_one_after_the_other(tmp_path: Path) -> None:
+    """A MultiDiscrete observation was refused as if it had no bound."""
+    body = f"{SEVERAL}Env.reset = lambda self, **k: (np.array([2, 0]), {{}})"
+    body += "\nEnv.step = lambda self, a: (np.array([a, a > 0]), 0.0, False, False, {})"
+    env = world(module(tmp_path / "m.py", body), slots=2)
+    about = env.spec.obs["x"]
+    assert about == Field(shape=(5,), dtype="float32") and about.categories == about.groups == (3, 2)
+    assert env.reset(0).obs["x"].tolist() == [[0, 0, 1, 1, 0]] * 2
+    assert env.step(np.array([0, 1])).obs["x"].tolist() == [[1, 0, 0, 1, 0], [0, 1, 0, 0, 1]]
+
+
 # Starts
 
 
@@ -339,6 +353,10 @@ def test_refusals(name: str, options: dict[str, Any], said: str) -> None:
         (f"{CATEGORY}Env.reset = lambda self, **k: (0, {{}})", "'x' has the category 0; it has 1 to 3, all whole"),
         (f"{CATEGORY}Env.reset = lambda self, **k: (1.5, {{}})", "'x' has the category 1.5; it has 1 to 3, all whole"),
         (f"{CATEGORY}Env.reset = lambda self, **k: (np.nan, {{}})", "'x' has the category nan; it has 1 to 3, "),
+        (f"{SEVERAL}Env.reset = lambda self, **k: ([1, 2], {{}})", "'x' has the category 2 at 1; it has 0 to 1, all w"),
+        (f"{SEVERAL}Env.reset = lambda self, **k: ([1], {{}})", r"'x' is int64 \[1\]; its space says float32 \[5\]"),
+        ("Env.observation_space = spaces.MultiDiscrete([[3, 2]])", r"is a MultiDiscrete \[1, 2\]; .*: flatten it"),
+        ("Env.observation_space = spaces.MultiDiscrete([3, 2], start=[0, 1])", r"begin at \[0, 1\]: shift them"),
         (f"{CATEGORY}Env.reset = lambda self, **k: ('a', {{}})", r"'x' is <U1 \[\]; its space says float32 \[3\]"),
     ],
 )  # fmt: skip
