@@ -1,4 +1,5 @@
-"""sb3-contrib's RecurrentPPO with an MlpLstmPolicy as a module for ``python -m agents.adopt``.
+"""sb3-contrib's RecurrentPPO with an MlpLstmPolicy, or a MultiInputLstmPolicy of vectors and categories, as a module
+for ``python -m agents.adopt``.
 
 Actor and critic have an LSTM each, so the state is four tensors.  ``h`` is both hidden states side by side: an
 intervention on it reaches logits and value.  The sizes are the defaults of sb3-contrib; ``--weights model.zip`` fits.
@@ -24,9 +25,10 @@ def tower(size):
 class Agent(nn.Module):
     def __init__(self, spec):
         super().__init__()
-        ((self.obs_name, field),) = spec.obs.items()
+        self.fields = tuple(spec.obs)  # one; those of a Dict side by side, in the order of its space
+        size = sum(field.shape[0] for field in spec.obs.values())
         # Cells, not fused LSTMs: these refuse gradients in eval mode on a GPU.
-        self.lstm_actor, self.lstm_critic = (nn.LSTMCell(field.shape[0], SIZE) for _ in range(2))
+        self.lstm_actor, self.lstm_critic = (nn.LSTMCell(size, SIZE) for _ in range(2))
         self.mlp_extractor = nn.ModuleDict({"policy_net": tower(SIZE), "value_net": tower(SIZE)})
         self.action_net, self.value_net = nn.Linear(LAYERS[-1], spec.n_actions), nn.Linear(LAYERS[-1], 1)
         self.points = {"h": 2 * SIZE, "actor": SIZE, "critic": SIZE}
@@ -35,7 +37,7 @@ class Agent(nn.Module):
         return tuple(self.action_net.weight.new_zeros(batch, SIZE) for _ in range(4))
 
     def encode(self, obs):
-        return obs[self.obs_name].flatten(1)
+        return torch.cat([obs[name] for name in self.fields], 1)
 
     def advance(self, seen, state, is_first):
         h_actor, c_actor, h_critic, c_critic = (torch.where(is_first[:, None], 0, x) for x in state)

@@ -527,6 +527,7 @@ def as_state_dict(agent: nn.Module, path: Path) -> Path:
     [
         ("cleanrl_ppo", "procgen/coinrun", {"num_levels": 10}, as_state_dict, "w.cleanrl_model", {"h": 256}),
         ("recurrent_ppo", "gymnasium/CartPole-v1", {}, as_sb3, "model.zip", {"h": 512, "actor": 256, "critic": 256}),
+        ("sb3_ppo", "gymnasium/CartPole-v1", {}, as_sb3, "model.zip", {"h": 128}),
         ("cartpole", "gymnasium/CartPole-v1", {}, as_safetensors, "w.safetensors", {"h": 128}),
         pytest.param(
             "minigrid", "gymnasium/MiniGrid-Empty-5x5-v0", {**RGB, "kwargs": {"max_steps": 12}}, as_state_dict, "w.pt",
