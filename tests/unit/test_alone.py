@@ -59,6 +59,14 @@ def test_what_runs_through_memory_is_no_effect_through_the_world() -> None:
     assert judged(1.0, memory=1.0)["through_world"] == "no" and judged(1.0)["through_world"] == "yes"
 
 
+def test_a_claim_of_the_memory_alone_says_so() -> None:
+    """A value that was read from pushed states, with no reward changed, was said to be seen in the real world."""
+    for memory, said in ((1.0, True), (0.0, False)):
+        picked = [Picked([(CHANGE, "value@4")], "one direction")]
+        (claim,) = claims_of([judged(1.0, memory=memory)], picked, True, verdict_of, claim_of)
+        assert claim["text"].endswith("; it is of the memory alone, not through the world.") == said
+
+
 def test_a_claim_says_what_was_not_asked() -> None:
     row = judged(1.0)
     (claim,) = claims_of([row], [Picked([(CHANGE, "value@4")], "one direction")], True, verdict_of, claim_of)

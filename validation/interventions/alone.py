@@ -323,6 +323,8 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
         verdicts.NO_EFFECT: "no effect, alone, at this dose"
         + (", and none was said" if "foretold" in row else "; nothing was foretold"),
     }.get(row["verdict"], "open: " + ", ".join(undecided))
+    if row["exists"] == YES and row["through_world"] == verdicts.NO:
+        said += "; it is of the memory alone, not through the world"  # such as a value that is read from pushed states
     foretold = f"said {row['foretold']:+.3g}, " if "foretold" in row else ""
     text = (
         f"'{row['hypothesis']}' changes {in_words(row['quantity'])}: {foretold}seen {row['observed']:+.3g} "

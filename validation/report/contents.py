@@ -279,7 +279,7 @@ def _tried_again(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         said += [f"Counterfactual actions: {why}"] if (why := r.get("reason")) else []
     elif r is not None:
         said.append(
-            f"Counterfactual actions: from {number(r['n'])} real moments, an action held {r['horizon']} steps, the "
+            f"Counterfactual actions: from {counted(r['n'], 'real moment')}, an action held {r['horizon']} steps, the "
             f"simulated frame is nearest to the real one of the same action in {around(r, 'simulated')} of cases "
             f"(chance {number(r['baseline_mean'])}; real frames themselves, some of which are alike, "
             f"{number(r['floor'])})"
