@@ -384,19 +384,20 @@ def check(config: GenTrainConfig, store: RolloutStore, agent_name: str, agent_sp
         raise UserError(f"--validation_share must lie between 0 and 1, not {config.validation_share}")
     if not 0 <= optim.average < 1:
         raise UserError(f"--average must be at least 0 and below 1, not {optim.average}")
+    if len(long_enough(store, initial)) == 1:
+        second = int(np.partition(store.rows, -2)[-2]) if len(store.rows) > 1 else 0
+        fewer = f"lower --initial_frames to {second - 1} or " if second > 2 else ""
+        raise UserError(
+            f"{config.rollouts} holds 1 episode of at least {initial + 1} observations; at least 2 are needed (one to "
+            f"validate on): {fewer}record longer episodes"
+        )
     length, longest = initial - 1 + optim.steps, int(store.rows.max())
-    if longest < length:
+    if longest < length:  # so too where no episode has initial + 1
         most = longest - initial + 1
         lower = f"lower --steps to {most} or " if most >= 2 else ""
         raise UserError(
             f"{config.rollouts}: no episode fills a window of {length} observations (the longest has {longest}); "
             f"{lower}record longer episodes"
-        )
-    usable = len(long_enough(store, initial))
-    if usable < 2:
-        raise UserError(
-            f"{config.rollouts} holds {usable} episode of at least {initial + 1} observations; "
-            "at least 2 are needed (one to validate on)"
         )
 
 

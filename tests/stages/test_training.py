@@ -462,6 +462,20 @@ def test_rollouts_of_another_world_are_refused(pipeline: Path, tmp_path: Path) -
     assert artefacts.read_manifest(tmp_path / "s", train.STAGE)
 
 
+def test_one_episode_that_is_long_enough_is_refused_with_what_would_do(pipeline: Path, tmp_path: Path) -> None:
+    """It was said to lower --steps, which does not help."""
+    store = RolloutStore(pipeline / "rollouts")
+    for second, said in ((3, "lower --initial_frames to 2 or record"), (2, "record")):
+        store.rows = np.array([second, 6, 2])
+        with pytest.raises(UserError, match=rf"2 are needed \(one to validate on\): {said} longer episodes"):
+            train.check(
+                config_of(pipeline, tmp_path / "s", "--steps", "9", "--initial_frames", "3"),
+                store,
+                store.manifest["facts"]["agent"],
+                store.spec,
+            )
+
+
 def test_episodes_shorter_than_the_window_are_refused_with_what_would_do(pipeline: Path, tmp_path: Path) -> None:
     longest = int(RolloutStore(pipeline / "rollouts").rows.max())
     fits = longest - 2
