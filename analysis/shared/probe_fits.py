@@ -20,7 +20,9 @@ from analysis.shared.units import stretches
 from core.contracts import UserError
 from core.stats import ALPHA, LOST, Estimate, band_of, jackknife, least_units
 
-PENALTIES = 10.0 ** np.arange(-5, 4)  # ridge penalties, a row and a z-scored feature
+# Ridge penalties, a row and a z-scored feature.  Units that all but repeat each other differ in directions of a
+# millionth of their spread, which larger ones hide.
+PENALTIES = 10.0 ** np.arange(-8, 4)
 LEAST_FOLDS = 3  # one is held out, one chooses the penalty
 DEGREE, TERMS = 5, 200  # of the polynomials that are partialled out, at most
 KNOTS = 8  # of the bends that are
