@@ -233,10 +233,10 @@ def main(config: EvaluateConfig) -> None:
         )  # fmt: skip
         returns, lengths = found.return_E, found.length_E
         rng = np.random.default_rng(config.seed)
-        estimate = mean_return(returns, rng)
+        estimate, length = mean_return(returns, rng), mean_return(lengths, rng)
         result = artefacts.Result(arrays={"returns": returns, "lengths": lengths})
         result.scalar("return_mean", estimate.value, "return", estimate.n, estimate.interval)
-        result.scalar("length_mean", float(lengths.mean()), "steps", len(lengths))
+        result.scalar("length_mean", length.value, "steps", length.n, length.interval)
         same = {name: share_of(x, found.episode_N) for name, x in found.same_N.items()}
         for name, share in same.items():
             result.scalar(f"same_choice_{name}", share.value, "share of states", share.n, share.interval)
@@ -247,7 +247,7 @@ def main(config: EvaluateConfig) -> None:
         run.facts, run.metrics = {"agent": fingerprint(agent), **doubted}, dict(result.scalars)
     env.close()
     form = ".2f" if not estimate.value or 0.1 <= abs(estimate.value) < 1e5 else ".3g"
-    print(f"held-out return {in_text(estimate, form, 'episodes')}, mean length {lengths.mean():.0f}: {config.out}")
+    print(f"held-out return {in_text(estimate, form, 'episodes')}, mean length {length.value:.0f}: {config.out}")
     for name, share in same.items():
         print(f"same choice under {name}: {in_text(share, '.3f', 'episodes')}")
 

@@ -344,6 +344,10 @@ def test_evaluation_is_on_whole_held_out_episodes(pipeline: Path, tmp_path: Path
     result = artefacts.Result.load(tmp_path / "e")
     assert result.scalars["return_mean"]["n"] == 4
     assert result.scalars["return_mean"]["value"] == pytest.approx(result.arrays["returns"].mean())
+    length = result.scalars["length_mean"]
+    low, high = length["interval"]
+    assert length["n"] == 4 and low < length["value"] < high
+    assert length["value"] == pytest.approx(result.arrays["lengths"].mean())
 
 
 def test_robustness_is_the_share_of_states_in_which_the_choice_stays(
