@@ -188,25 +188,25 @@ class HeldOut:
         before = rng_states(self.device)
         found = whole_episodes(self.agent, self.env, self.episodes, seed=self.seed, device=self.device, show=False)
         set_rng_states(before, self.device)
-        mean = mean_return(found.return_E, np.random.default_rng(self.seed))
+        mean = mean_of_episodes(found.return_E, np.random.default_rng(self.seed))
         return held_out_columns("held_out_return", mean)
 
 
-def mean_return(return_E: np.ndarray, rng: np.random.Generator) -> Estimate:
-    """Mean return of independent episodes.
+def mean_of_episodes(x_E: np.ndarray, rng: np.random.Generator) -> Estimate:
+    """Mean of a number of independent episodes, such as their return.
 
-    Where an episode ends in one of two returns (three or more episodes, so that some are the same), the mean is a share
+    Where it is one of two (three or more episodes, so that some are the same), the mean is a share
     and has its interval.  Where all have the same, nothing tells how far another's would be: no interval.
     """
-    levels, of_E = np.unique(return_E, return_inverse=True)
-    n = len(return_E)
+    levels, of_E = np.unique(x_E, return_inverse=True)
+    n = len(x_E)
     if len(levels) == 1:
         return Estimate(float(levels[0]), np.nan, np.nan, n)
     if len(levels) == 2 and n > 2:
         share, step = share_of(of_E, np.arange(n)), float(levels[1] - levels[0])
         value, low, high = (float(levels[0]) + step * x for x in share[:3])
         return Estimate(value, low, high, n)
-    return bootstrap_mean(return_E, np.arange(n), rng=rng)
+    return bootstrap_mean(x_E, np.arange(n), rng=rng)
 
 
 def main(config: EvaluateConfig) -> None:
@@ -233,7 +233,7 @@ def main(config: EvaluateConfig) -> None:
         )  # fmt: skip
         returns, lengths = found.return_E, found.length_E
         rng = np.random.default_rng(config.seed)
-        estimate, length = mean_return(returns, rng), mean_return(lengths, rng)
+        estimate, length = mean_of_episodes(returns, rng), mean_of_episodes(lengths, rng)
         result = artefacts.Result(arrays={"returns": returns, "lengths": lengths})
         result.scalar("return_mean", estimate.value, "return", estimate.n, estimate.interval)
         result.scalar("length_mean", length.value, "steps", length.n, length.interval)

@@ -89,8 +89,8 @@ def again_from(
             made = mapped(some, options.embedding, DIMENSIONS, seed, more=True)
             assert made.place is not None
             some, more = made.map_ND, made.place(more)
-        share = options.min_cluster_size / len(scores_MK) or 0.01
-        label = labeller(some, Clustering(options.method, options.clusters, share), seed)
+        how = Clustering.of(options.method, options.clusters, options.min_cluster_size, len(scores_MK))
+        label = labeller(some, how, seed)
         out = np.empty(len(scores_MK), np.int64)
         out[rows], out[others] = label(some), label(more)
         return out

@@ -73,6 +73,11 @@ class Clustering(NamedTuple):
     starts: int = STARTS  # k_means: the best is kept
     samples: float = 1.0  # hdbscan: points around each that say how dense it is there, in smallest clusters
 
+    @classmethod
+    def of(cls, method: Method, clusters: int, min_cluster_size: int, rows: int, samples: float = 1.0) -> Clustering:
+        """min_cluster_size: of so many rows; 0: 1 % of them."""
+        return cls(method, clusters, min_cluster_size / rows or 0.01, samples=samples)
+
 
 class Clusters(NamedTuple):
     """Clusters of points, the largest 0: label int64 [N]; distance from the cluster's mean [N], NaN for NOISE; and what
@@ -133,12 +138,6 @@ def fit_clusters(
         here = label_N == c
         distance_N[here] = np.linalg.norm(x_NF[here] - x_NF[here].mean(0), axis=1)
     return Clusters(label_N, distance_N, lambda x_PF: by_size(label(x_PF)))
-
-
-def label_points(fitted_MF: np.ndarray, x_NF: np.ndarray, how: Clustering, seed: int) -> np.ndarray:
-    """Fit on some points, label others (or the same) int64 [N], clusters in any order and perhaps empty:
-    ``labeller``."""
-    return labeller(fitted_MF, how, seed)(x_NF)
 
 
 def labeller(fitted_MF: np.ndarray, how: Clustering, seed: int) -> Label:
@@ -228,7 +227,7 @@ def cluster_stability(
     """
     if (units := len(np.unique(unit_N))) < 2:
         raise UserError(f"{units} episode is too few to say how stable clusters are; record at least 2")
-    how = Clustering(method, clusters, min_cluster_size / len(x_NF) or 0.01, samples=samples)
+    how = Clustering.of(method, clusters, min_cluster_size, len(x_NF), samples)
     scores = rand_indices(x_NF, label_N, unit_N, how, seed, repeats, said="cluster stability")
     if not len(scores):
         raise UserError("episodes are too short to say how stable clusters are; record longer ones, or more")
@@ -254,7 +253,7 @@ def rand_indices(
         drawn = np.concatenate([rows[u] for u in (np.unique(picks) if how.method == "hdbscan" else picks)])
         if len(drawn) < (2 * STEPS_PER_CLUSTER if how.method == "hdbscan" else how.clusters):
             return None  # short episodes only
-        refit_N = label_points(x_NF[drawn], x_NF, how, seed + 1 + repeat)
+        refit_N = labeller(x_NF[drawn], how, seed + 1 + repeat)(x_NF)
         return float(adjusted_rand_score(label_N, refit_N))
 
     scores = ranks.each(range(repeats), score)

@@ -20,15 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.shared.clusters import (
-    NOISE,
-    STEPS_PER_CLUSTER,
-    Clustering,
-    Method,
-    label_points,
-    neighbours_of,
-    rand_indices,
-)
+from analysis.shared.clusters import NOISE, STEPS_PER_CLUSTER, Clustering, Method, labeller, neighbours_of, rand_indices
 from analysis.shared.units import stretches
 from core import ranks
 from core.artefacts import Result
@@ -121,7 +113,7 @@ def compare(
     def measured(white_MD: np.ndarray) -> np.ndarray:
         x_MX = white_MD * scale_D if place is None else place(white_MD * scale_D)
         how = Clustering(method, clusters, least / len(x_MX), starts=1, samples=samples)
-        label_M = label_points(x_MX, x_MX, how, seed)
+        label_M = labeller(x_MX, how, seed)(x_MX)
         found = len(np.unique(label_M[label_M != NOISE]))
         if found < 2:  # nothing is cut: neither stable nor apart
             return np.array([0.0, -1.0, found])
