@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from agents.branches import FOLDER, LEAD, STEPS, record_branches, require_branches
-from agents.evaluate import check_unseen, require_ends
+from agents.evaluate import check_unseen, mean_of_episodes, require_ends
 from agents.load import load_agent
 from agents.play import Begin, Chooser, Exploration, Moment, SharedEnv, play
 from agents.recording_state import STATE, Saves, check_whole, forget, keeps_states, made_of, saved_in, telling
@@ -40,6 +40,7 @@ from core.episodes import Episode, RolloutStore, StoreWriter, episode_of, withou
 from core.interventions import InterventionOptions, OnRows, build, far_facts, nothing_altered
 from core.progress import bar
 from core.ranks import ALONE, Processes, from_torchrun
+from core.stats import Estimate, between
 from core.training import going_on
 from core.trees import Tree, each, flatten, leaves
 from core.words import counted
@@ -446,7 +447,7 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
         if isinstance(inner, NmmoEnv):
             run.facts |= {"features": list(FEATURES), "worlds": len(kept.returns) // agents}
             run.facts |= {"who": config.who} if intervene else {}
-        kept.say(run)
+        kept.say(run, agents)
         if intervene:
             run.record("altered_steps", kept.altered, "steps")
         if intervene and not kept.altered:
@@ -457,7 +458,7 @@ def record_one(config: RecordConfig, out: Path, weights: str, device: torch.devi
         forget(out)
     if config.npz and processes.first:
         write_npz(out)
-    print(f"recorded {kept.in_words(bool(intervene))}: {out}")
+    print(f"recorded {kept.in_words(bool(intervene), agents)}: {out}")
 
 
 def facts_of(spec: EnvSpec, weights: str, away: bool) -> dict[str, Any]:
@@ -515,20 +516,31 @@ class Kept:
     def steps(self) -> int:
         return sum(self.lengths) + self.cut_steps
 
-    def say(self, run: artefacts.Run) -> None:
+    def mean(self, x: Sequence[float], agents: int) -> Estimate:
+        """Mean over whole episodes; with its interval where an episode is of one agent alone (agents: those that share
+        a world), so that they are independent."""
+        if agents > 1:
+            return Estimate(float(np.mean(x)), np.nan, np.nan, len(x))
+        return mean_of_episodes(np.array(x, np.float64), np.random.default_rng(0))
+
+    def say(self, run: artefacts.Run, agents: int = 1) -> None:
         """Into the manifest.  Means are of whole episodes, of which a recording of few steps may have none."""
         if self.returns:
-            run.record("return_mean", float(np.mean(self.returns)), "return", len(self.returns))
-            run.record("length_mean", float(np.mean(self.lengths)), "steps", len(self.lengths))
+            for name, x, unit in (("return_mean", self.returns, "return"), ("length_mean", self.lengths, "steps")):
+                mean = self.mean(x, agents)
+                run.record(name, mean.value, unit, mean.n, mean.interval)
         run.record("steps", self.steps, "steps")
         if self.cut:
             run.record("cut", self.cut, "episodes")
 
-    def in_words(self, intervened: bool) -> str:
+    def in_words(self, intervened: bool, agents: int = 1) -> str:
         did = f", {self.altered:,} of them altered" if intervened else ""
         cut = f" and {self.cut} that {'was' if self.cut == 1 else 'were'} cut" if self.cut else ""
         of = without_cut(self.cut, len(self.returns))
-        mean = f", mean return {np.mean(self.returns):.2f}{of}" if self.returns else ""
+        mean = ""
+        if self.returns:
+            value, low, high, _ = self.mean(self.returns, agents)
+            mean = f", mean return {value:.2f}{between(low, high, '.2f')}{of}"
         whole = len(self.returns)
         return f"{counted(whole, 'episode')}{cut}, {counted(self.steps, 'step')}{did}{mean}"
 

@@ -69,6 +69,7 @@ CHANGED = {
     "*probes*targets.csv:verdict": "open for these",
     "*life*:notes:intervals": "says that an end which few lives cannot tell is empty",
     "*:lifespan_p75:interval": "so it is",
+    "*manifest*:metrics:*_mean:interval*": "recordings give the intervals of their means",
     "coupling*kind*": "means are told apart, whatever the spread",
     "coupling*behaviour_pairs*": "so too",
     "coupling*extreme*": "drawn with what those leave of the random numbers",

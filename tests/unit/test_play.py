@@ -324,8 +324,14 @@ def test_no_batch_of_observations_outlives_its_step() -> None:
     [
         (Kept([5.0], [12]), "1 episode, 12 steps, mean return 5.00"),
         (Kept([], [], cut=1, cut_steps=1), "0 episodes and 1 that was cut, 1 step"),
-        (Kept([5.0, 6.0], [1, 2], cut=2, cut_steps=3), "2 episodes and 2 that were cut, 6 steps, mean return 5.50"),
+        (Kept([5.0, 6.0], [1, 2], cut=2, cut_steps=3), "2 episodes and 2 that were cut, 6 steps, mean return 5.50 ["),
+        (Kept([5.0, 6.0, 6.0], [1, 2, 2]), "3 episodes, 5 steps, mean return 5.67 [5.09, 5.99]"),
     ],
 )
 def test_one_episode_is_called_so(kept: Kept, says: str) -> None:
     assert kept.in_words(False).startswith(says)
+
+
+def test_of_agents_that_share_a_world_no_interval_is_told() -> None:
+    """They are not independent, so that one over episodes would be too narrow."""
+    assert Kept([5.0, 6.0], [1, 2]).in_words(False, agents=2).endswith("mean return 5.50")
