@@ -70,7 +70,7 @@ SEAL = "seal"
 WEIGHTS = "model.safetensors"
 PACKAGES = (
     "torch", "numpy", "scipy", "scikit-learn", "procgen-mirror", "nmmo", "pufferlib", "captum", "umap-learn", "hdbscan",
-    "h5py", "jax", "craftax",
+    "python-picard", "h5py", "jax", "craftax",
 )  # fmt: skip
 STATES = "training_state/"  # rewritten on resume, read by no other stage; has checksums of its own (core.training)
 RECORDING_STATE = ".state.pt"  # of a recording, until it is whole

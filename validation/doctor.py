@@ -41,8 +41,8 @@ from envs.procgen import ProcgenEnv, ProcgenOptions
 STAGE = "doctor"
 OK, NOTE, BROKEN = "ok", "note", "BROKEN"
 NEEDED = (
-    "captum", "h5py", "hdbscan", "imageio_ffmpeg", "matplotlib", "numpy", "PIL", "safetensors", "scipy", "sklearn",
-    "starlette", "tensorboard", "torch", "tyro", "umap",
+    "captum", "h5py", "hdbscan", "imageio_ffmpeg", "matplotlib", "numpy", "picard", "PIL", "safetensors", "scipy",
+    "sklearn", "starlette", "tensorboard", "torch", "tyro", "umap",
 )  # fmt: skip
 # Environments beside Procgen, which the bundled models need: what is imported, and what installs it.
 WORLDS = {

@@ -108,22 +108,25 @@ def fit_ica(
     space: str = "h",
     episode_N: np.ndarray | None = None,
     max_iterations: int = 500,
-    tolerance: float = 1e-4,
+    tolerance: float = 1e-6,
     asked: str = "",
 ) -> Basis:
     """Independent components of the whitened first k principal components, most stable first.
 
-    FastICA (Hyvärinen 1999, tanh contrast) runs ``restarts`` times, each from another start and on
-    another bootstrap of whole episodes (of rows where ``episode_N`` is None).  All estimates are
-    clustered by |correlation| with average linkage into k clusters; a cluster's index
-    Iq = mean similarity inside - mean similarity to the rest (Icasso; Himberg & Hyvärinen 2003): 1 is
-    perfectly stable, near 0 is arbitrary (a Gaussian subspace).  The basis is FastICA on all rows,
-    started from the clusters' centrotypes.
+    The criterion is FastICA's (Hyvärinen 1999, tanh contrast, symmetric), of which Picard-O finds a stationary point
+    (Ablin, Cardoso & Gramfort 2018: preconditioned L-BFGS on rotations); FastICA's own iteration goes round and round
+    where components are nearly Gaussian, so that its number of iterations and the processor's rounding choose them.
+    It runs ``restarts`` times, each from another start and on another bootstrap of whole episodes (of rows where
+    ``episode_N`` is None).  All estimates are clustered by |correlation| with average linkage into k clusters; a
+    cluster's index Iq = mean similarity inside - mean similarity to the rest (Icasso; Himberg & Hyvärinen 2003): 1 is
+    perfectly stable, near 0 is arbitrary (a Gaussian subspace).  The basis is that of all rows, started from the
+    clusters' centrotypes.
 
     facts: ``stability`` [k] Iq, in the basis' (descending) order; ``match`` [k] |correlation| of a
     direction with its centrotype; ``explained`` [k] share of variance; ``converged`` of the final fit;
-    ``restarts_converged`` how many of ``restarts`` did.  Non-convergence is also printed to stderr;
-    the estimates of restarts that did not converge stay in, since leaving them out flatters Iq.
+    ``restarts_converged`` how many of ``restarts`` did (the largest entry of the gradient below ``tolerance``).
+    Non-convergence is also printed to stderr; the estimates of restarts that did not converge stay in, since leaving
+    them out flatters Iq.
     asked: as in ``fit_pca``.  Raises UserError for bad input.
     """
     if restarts < 2:
@@ -147,14 +150,14 @@ def fit_ica(
         converged += good
     stability_K, centrotypes_KK = icasso(np.concatenate(estimates), k)
 
-    final_KK, final_converged = _fast_ica(white_NK, _orthogonal(centrotypes_KK), max_iterations, tolerance)
+    final_KK, final_converged = _unmix(white_NK, _orthogonal(centrotypes_KK), max_iterations, tolerance)
     order, match_K = _pair(centrotypes_KK, final_KK)
     final_KK = final_KK[order] * _skew_sign(white_NK @ final_KK[order].T)[:, None]
     failed = [f"{restarts - converged} of {restarts} restarts"] if converged < restarts else []
     failed += [] if final_converged else ["the final fit"]
     if failed:
         print(
-            f"warning: FastICA did not converge in {max_iterations} iterations in {' and in '.join(failed)}; "
+            f"warning: ICA did not converge in {max_iterations} iterations in {' and in '.join(failed)}; "
             "see the basis' facts",
             file=sys.stderr,
         )
@@ -429,27 +432,34 @@ def _orthogonal(w_KK: np.ndarray) -> np.ndarray:
 def _bootstrap_ica(
     sample_NK: np.ndarray, start_KK: np.ndarray, max_iterations: int, tolerance: float
 ) -> tuple[np.ndarray, bool]:
-    """FastICA from an (orthogonal) start on a bootstrap, in the coordinates of the whole (white) data."""
+    """ICA from an (orthogonal) start on a bootstrap, in the coordinates of the whole (white) data."""
     k = sample_NK.shape[1]
     centred_NK = sample_NK - sample_NK.mean(0)
     variance_K, vectors_KK = np.linalg.eigh(centred_NK.T @ centred_NK / len(centred_NK))
     if variance_K[0] <= SMALLEST_SHARE * variance_K[-1]:
         raise UserError(f"a bootstrap of the episodes does not span {k} directions; record more episodes or lower k")
     whiten_KK = vectors_KK / np.sqrt(variance_K)
-    unmixing_KK, converged = _fast_ica(centred_NK @ whiten_KK, start_KK, max_iterations, tolerance)
+    unmixing_KK, converged = _unmix(centred_NK @ whiten_KK, start_KK, max_iterations, tolerance)
     return unmixing_KK @ whiten_KK.T, converged
 
 
-def _fast_ica(
+def _unmix(
     white_NK: np.ndarray, start_KK: np.ndarray, max_iterations: int, tolerance: float
 ) -> tuple[np.ndarray, bool]:
     """(orthogonal unmixing rows [K, K], whether it converged) of white rows."""
-    from sklearn.decomposition import FastICA
-    from sklearn.exceptions import ConvergenceWarning
+    from picard import picard
 
-    model = FastICA(whiten=False, fun="logcosh", w_init=start_KK, max_iter=max_iterations, tol=tolerance)
-    converged = not _caught(ConvergenceWarning, lambda: model.fit(white_NK))
-    return model.components_, converged
+    found: list[np.ndarray] = []
+
+    def solve() -> None:
+        found.append(
+            picard(white_NK.T, whiten=False, centering=False, w_init=start_KK, max_iter=max_iterations, tol=tolerance)[
+                1
+            ]
+        )
+
+    converged = not _caught(UserWarning, solve)
+    return found[0], converged
 
 
 def _pair(reference_KK: np.ndarray, found_KK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ SCRIPTS = ("train.py", "record.py", "train_gen_model.py")
 # Optional or slow stacks; they are imported inside the function that needs them.
 HEAVY = (
     "captum", "craftax", "flax", "gym", "gym3", "hdbscan", "imageio", "imageio_ffmpeg", "jax", "matplotlib", "numba",
-    "pandas", "plotly", "procgen", "sklearn", "tensorboard", "umap", "wandb",
+    "pandas", "picard", "plotly", "procgen", "sklearn", "tensorboard", "umap", "wandb",
 )  # fmt: skip
 
 
