@@ -15,7 +15,10 @@ from validation.fidelity.summary import SCORECARD
 
 BUNDLES = Path(__file__).resolve().parents[2] / "bundles"
 SCRATCH = "benchmarks/measured/fidelity_context_from_scratch_{}.csv"
-SOURCES = {"seed 2 [95 %]": SCRATCH.format(2), "seed 3 [95 %]": SCRATCH.format(3)}  # of columns that no bundle has
+ENSEMBLE = "benchmarks/measured/fidelity_context_ensemble.csv"
+SOURCES = {  # of columns that no bundle has
+    "seed 2 [95 %]": SCRATCH.format(2), "seed 3 [95 %]": SCRATCH.format(3), "of full length [95 %]": ENSEMBLE,
+}  # fmt: skip
 
 # The rows of cards' tables, by the measures that they tell.
 ROWS = {
@@ -45,9 +48,15 @@ ROWS = {
     "real and simulated states told apart": ("h_classifier",),
     "the same, where the agent acts as it likes": ("h_classifier_dreamed",),
     "ranking of 12 policies": ("ranking_spearman",),
+    "real pixels within the 90 % bands of three": ("ensemble_coverage_frame",),
+    "real values within them": ("ensemble_coverage_value",),
+    "rank correlation of spread and error over windows, frames": ("ensemble_rank_frame",),
+    "the same, value": ("ensemble_rank_value",),
+    "PSNR of their mean, dB": ("ensemble_frame_psnr",),
+    "PSNR of the first, dB": ("frame_psnr",),
 }
 OWN = ("this one", "simulator", "held frame")
-NOT_KEPT = ("first", "second", "before", "the grid", "around B")  # simulators whose tables are not here
+NOT_KEPT = ("first", "second", "before", "the grid", "around B", "small")  # simulators whose tables are not here
 BY_CHANCE = ("effect_sign", "counterfactual_top1", "average_precision")  # a held frame tells nothing of these
 FLOOR = r"\((?:bound|real|floor|two real halves) ([^)]*)\)"
 NUMBER = r"-?\d*\.?\d+"
@@ -135,6 +144,13 @@ def test_the_table_of_trainings_from_scratch_says_what_was_measured() -> None:
     found = list(cells_of(SCRATCH.format(2), page, "| measure | at | seed 2"))
     assert not [(said, what) for said, what in found if what]
     assert len(found) >= 31, len(found)
+
+
+def test_the_table_of_ensembles_says_what_was_measured() -> None:
+    page = (BUNDLES.parent / "docs" / "simulator.md").read_text()
+    found = list(cells_of(ENSEMBLE, page, "| measure | at | of full length"))
+    assert not [(said, what) for said, what in found if what]
+    assert len(found) == 6
 
 
 def test_a_wrong_number_of_any_column_is_found() -> None:
