@@ -8,7 +8,6 @@ iteration of FastICA (scikit-learn's), and prints how alike the components of th
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.ablations import environment
 
 OLDER = {
     "OPENBLAS_CORETYPE": "Haswell", "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX",
@@ -37,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 to = Path(folder) / f"{solver}_{name}.npz"
                 code = "import sys; from benchmarks.components import fit; fit(*sys.argv[1:])"
                 words = (args.rollouts.absolute(), args.restarts, solver, to)
-                env = {**os.environ, **more, "OMP_NUM_THREADS": "1"}
-                subprocess.run([sys.executable, "-c", code, *map(str, words)], env=env, check=True)
+                command = [sys.executable, "-c", code, *map(str, words)]
+                subprocess.run(command, env={**environment(), **more}, check=True)
                 with np.load(to) as read:
                     found.append({k: read[k] for k in read.files})
             one, other = found
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def fit(rollouts: str, restarts: str, solver: str, to: str) -> None:
     """Write the coordinates of every state, float32 [N, K]."""
     from analysis.shared import directions
+    from analysis.states.fit import project
     from core.episodes import RolloutStore
 
     if solver == "fastica":
@@ -60,26 +62,22 @@ def fit(rollouts: str, restarts: str, solver: str, to: str) -> None:
     columns, index = RolloutStore(Path(rollouts)).pooled("h", first=1)
     h_NH = columns["h"]
     basis = directions.fit_ica(h_NH, SIZE, restarts=int(restarts), seed=0, episode_N=index[:, 0])
-    coordinate_NK = (h_NH - basis.mean_H.numpy()) / basis.std_H.numpy() @ basis.project_HK.numpy()
-    np.savez(
-        to, coordinate=coordinate_NK, stability=basis.facts["stability"], converged=basis.facts["restarts_converged"]
-    )
+    facts = basis.facts
+    np.savez(to, coordinate=project(basis, h_NH), stability=facts["stability"], converged=facts["restarts_converged"])
 
 
 def fast_ica(
     white_NK: np.ndarray, start_KK: np.ndarray, max_iterations: int, tolerance: float
 ) -> tuple[np.ndarray, bool]:
     """In place of ``analysis.shared.directions._unmix``: FastICA with scikit-learn's own tolerance."""
-    import warnings
-
     from sklearn.decomposition import FastICA
     from sklearn.exceptions import ConvergenceWarning
 
+    from analysis.shared.directions import _caught
+
     model = FastICA(whiten=False, fun="logcosh", w_init=start_KK, max_iter=max_iterations, tol=1e-4)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        model.fit(white_NK)
-    return model.components_, not caught
+    converged = not _caught(ConvergenceWarning, lambda: model.fit(white_NK))
+    return model.components_, converged
 
 
 if __name__ == "__main__":

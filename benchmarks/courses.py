@@ -43,24 +43,27 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def keep(recording: Path, to: Path) -> None:
-    """Write the file: ``action`` uint8 [slots, steps] (0 after a slot's last step); ``slot``, ``steps`` and ``seen``
-    (``checksum``) of every episode, in the order of the recording; ``place``, JSON."""
+    """Write the file: ``action`` int64 [slots, steps] (0 after a slot's last step); ``slot``, ``steps`` and ``seen``
+    (``checksum``) of every episode, in the order of the recording; ``place``, JSON.  An episode is in memory at a
+    time."""
     from core import artefacts
     from core.episodes import RolloutStore
 
     config = artefacts.read_manifest(recording)["config"]
+    actions: list[list[np.ndarray]] = [[] for _ in range(config["slots"])]
+    rows = []
     with RolloutStore(recording) as store:
-        episodes = [store.episode(i) for i in range(len(store))]
-    slot_E = np.array([e.meta["slot"] for e in episodes])
-    actions = [np.concatenate([e.action for e in episodes if e.meta["slot"] == b]) for b in range(config["slots"])]
-    action_BT = np.zeros((len(actions), max(map(len, actions))), np.uint8)
-    for b, action_T in enumerate(actions):
+        for episode in store:
+            slot = episode.meta["slot"]
+            actions[slot].append(episode.action)
+            rows.append((slot, episode.steps, checksum(episode)))
+    slot_E, steps_E, seen_E = np.array(rows, np.int64).T
+    played = [np.concatenate(of_slot) for of_slot in actions]
+    action_BT = np.zeros((len(played), max(map(len, played))), np.int64)
+    for b, action_T in enumerate(played):
         action_BT[b, : len(action_T)] = action_T
-    np.savez_compressed(
-        to, action=action_BT, slot=slot_E.astype(np.uint8), steps=np.array([e.steps for e in episodes], np.int32),
-        seen=np.array([checksum(e) for e in episodes], np.uint32),
-        place=np.array(json.dumps({k: config[k] for k in PLACE})),
-    )  # fmt: skip
+    place = json.dumps({k: config[k] for k in PLACE})
+    np.savez_compressed(to, action=action_BT, slot=slot_E, steps=steps_E, seen=seen_E, place=np.array(place))
 
 
 def checksum(episode: Episode) -> int:

@@ -449,17 +449,10 @@ def _unmix(
     """(orthogonal unmixing rows [K, K], whether it converged) of white rows."""
     from picard import picard
 
-    found: list[np.ndarray] = []
-
-    def solve() -> None:
-        found.append(
-            picard(white_NK.T, whiten=False, centering=False, w_init=start_KK, max_iter=max_iterations, tol=tolerance)[
-                1
-            ]
-        )
-
-    converged = not _caught(UserWarning, solve)
-    return found[0], converged
+    options = {"whiten": False, "centering": False, "w_init": start_KK, "max_iter": max_iterations, "tol": tolerance}
+    found: list[np.ndarray] = []  # whitening, unmixing, sources
+    converged = not _caught(UserWarning, lambda: found.extend(picard(white_NK.T, **options)))
+    return found[1], converged
 
 
 def _pair(reference_KK: np.ndarray, found_KK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

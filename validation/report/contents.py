@@ -120,8 +120,7 @@ def _recorded(path: Path, manifest: Mapping[str, Any]) -> str:
         return ""
     cut = without_cut(int(metrics["cut"]["value"]) if "cut" in metrics else 0, metric["n"])
     where = f"{number(metric['n'])} episodes recorded in {shown(path)}{_acted(manifest)}"
-    low, high = metric.get("interval") or (None, None)
-    return f"In the {where} its mean return is {number(metric['value'])}{interval(low, high, metric['n'])}{cut}."
+    return f"In the {where} its mean return is {plain(metric)}{cut}."
 
 
 def described(about: Mapping[str, Any]) -> str:
