@@ -107,6 +107,20 @@ def test_paired_difference_is_the_difference(noisy):
             assert r["simulated"] == pytest.approx(e["simulated"] - e[f"baseline_{name}"])
 
 
+def test_a_value_s_error_is_held_against_a_held_frame_s_window_by_window(noisy):
+    """Both are wrong in the same windows, so the difference is surer than its two parts."""
+    paired, result = noisy
+    errors, less = rows_of(result, "value_error"), rows_of(result, "value_error_less_copy")
+    assert set(less) == set(errors) - {0}
+    for k, r in less.items():
+        assert r["simulated"] == pytest.approx(errors[k]["simulated"] - errors[k]["baseline_copy"], abs=1e-6)
+        assert r["floor"] == pytest.approx(-errors[k]["baseline_copy"]) and r["low"] <= r["simulated"] <= r["high"]
+    value = np.broadcast_to(paired.real.value[:, :1], paired.real.value.shape)
+    held = replace(paired, free=paired.free._replace(value=value))
+    for r in rows_of(compare(held, np.random.default_rng(0)), "value_error_less_copy").values():
+        assert r["simulated"] == r["low"] == r["high"] == 0
+
+
 def test_hidden_distribution_of_the_simulator_lies_between_floor_and_a_wrong_one(noisy):
     _, result = noisy
     _, wrong = compared(planted_simulator(model=Shifted()), PlantedOptions())

@@ -22,6 +22,7 @@ AT = (1, 4, 8, 32)  # horizons of the scorecard
 SCORECARD = {  # measure: in words
     "frame_psnr": "PSNR of frames",
     "frame_ssim": "SSIM of frames",
+    "frame_ssim_less_copy": "SSIM, less a held frame's",
     "frame_psnr_known": "PSNR, what was in view",
     "frame_psnr_revealed": "PSNR, what comes into view",
     "frame_psnr_moving": "PSNR, what moves by itself",
@@ -36,6 +37,7 @@ SCORECARD = {  # measure: in words
     "judge_agreement": "same action of the judge",
     "h_error": "hidden-state error",
     "value_error": "value error",
+    "value_error_less_copy": "value error, less a held frame's",
     "counterfactual_top1": "held actions recognised",
     "effect_sign_action": "sign of effects through the world, on actions",
     "effect_sign_action_straight_through": "the same, straight-through",

@@ -123,6 +123,22 @@ def agent_rows(p: Paired, rng: np.random.Generator, actions: Mapping[str, Sequen
                       floor=0.0, copy=copied, mean=typical)  # fmt: skip
 
 
+def less_held_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
+    """Value error and similarity of frames less a held frame's, window by window: which of the two is nearer to the
+    real ones, with an interval of its own."""
+    held = np.abs(p.real.value[:, :1] - p.real.value)
+    paired = {"value_error": (np.abs(p.free.value - p.real.value) - held, "return", held)}
+    if p.similarity:
+        alike = p.similarity
+        paired["frame_ssim"] = (alike["simulated"] - alike["copy"], "1", alike["copy"] - 1)
+    for name, (less, unit, best) in paired.items():
+        for k in range(1, p.seen.shape[1]):
+            on = p.seen[:, k]
+            if on.any():
+                estimate = bootstrap_mean(less[on, k], p.episode[on], rng=rng)
+                yield row(f"{name}_less_copy", k, estimate, unit, floor=-float(best[on, k].mean()), copy=0.0)
+
+
 def stretches(horizon: int) -> list[tuple[int | None, int, int]]:
     """(name, first, stop) of the stretches of transitions that are pooled: all, then early, middle, late."""
     edges = [edge for edge in EDGES if edge < horizon] + [horizon]
@@ -470,6 +486,7 @@ def compare(
         for rung in rungs:
             rows += rung.rows(p, rng)
         rows += kappa_rows(p, rows, actions or found.notes.get("action_ids", {}))
+    rows += less_held_rows(p, rng)  # the last, so that the draws of the others are those of before
     result = Result(tables={"fidelity": rows, "calibration": list(calibration_rows(p)), **found.tables})
     result.arrays = {
         "episode": p.episode, "seen": p.seen, "strip_row": p.shown,
