@@ -24,6 +24,7 @@ from core.episodes import RolloutStore
 from core.stats import bootstrap_mean
 
 FOLDS = 5
+NOT_ASKED = -2  # in place of a label; -1 is one, of what is in no behaviour
 
 
 @dataclass(frozen=True)
@@ -99,28 +100,29 @@ def load_rule(path: Path, agent: str | None = None) -> Rule:
 
 
 def fit(h_NH: np.ndarray, label_N: np.ndarray, episode_N: np.ndarray, seed: int = 0) -> Rule:
-    """The rule from hidden states and their labels; its facts from a cross-validation over whole episodes."""
+    """The rule from hidden states and their labels; its facts from a cross-validation over whole episodes, NaN or None
+    of what that cannot ask: a single episode leaves none to fit on, and others may show one behaviour alone."""
     from sklearn.model_selection import GroupKFold
 
     present = np.unique(label_N)
     if len(present) < 2:
         raise UserError(f"only behaviour {present[0]} has real steps, so that nothing tells it from others")
     folds = min(FOLDS, len(np.unique(episode_N)))
-    told_N = np.full(len(label_N), -1)
+    told_N = np.full(len(label_N), NOT_ASKED)
     if folds >= 2:
         for train, test in GroupKFold(folds).split(h_NH, label_N, episode_N):
             if len(np.unique(label_N[train])) >= 2:
                 weight, bias, names = _discriminant(h_NH[train], label_N[train])
                 told_N[test] = names[(h_NH[test] @ weight + bias).argmax(1)]
-    rng = np.random.default_rng(seed)
-    found = bootstrap_mean(told_N == label_N, episode_N, rng=rng)
+    asked_N = told_N != NOT_ASKED
+    found = bootstrap_mean((told_N == label_N)[asked_N], episode_N[asked_N], rng=np.random.default_rng(seed))
     of = {}
     for b in present:
         is_b, says_b = label_N == b, told_N == b
         both = float((is_b & says_b).sum())
         of[str(b)] = {
             "share": float(is_b.mean()),
-            "found": both / float(is_b.sum()),
+            "found": both / float((is_b & asked_N).sum()) if (is_b & asked_N).any() else None,
             "right": both / float(says_b.sum()) if says_b.any() else None,
         }
     facts = {

@@ -144,6 +144,17 @@ def test_the_rule_of_one_episode_has_no_interval(tmp_path: Path) -> None:
     assert cli.read_json(tmp_path / "facts.json")["found_interval"] == [None, None]
 
 
+def test_what_no_episode_held_out_can_ask_is_not_said_to_be_found() -> None:
+    """Of one episode nothing is held out; of two, one without the other behaviour fits no rule.  What nobody asked was
+    counted as told to be in no behaviour, right where it was in none."""
+    h_NH, label_N = np.random.default_rng(0).standard_normal((40, 3)), np.arange(40) % 2 - 1
+    facts = fit(h_NH, label_N, np.zeros(40)).facts
+    assert np.isnan(facts["found"]) and facts["episodes"] == 0
+    assert {of["found"] for of in facts["of_behaviour"].values()} == {None}
+    two = fit(h_NH, np.where(np.arange(40) < 20, -1, label_N), np.arange(40) // 20).facts
+    assert two["episodes"] == 1 and two["of_behaviour"]["0"]["found"] is None, "the second episode alone fits a rule"
+
+
 def test_build_wraps_everything_in_one_rule(labelled: tuple[Path, str]) -> None:
     root, agent = labelled
     (when,) = build(options(root, "behaviour=1", "behaviour=2", at_steps=("3", "5")), agent)
