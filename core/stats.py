@@ -26,6 +26,7 @@ TIE = 1e-12  # relative; a rearrangement that repeats the observed value must co
 ROUNDED = 64  # ... and is kept to so many units of its own precision, where that is less
 DRAWS = 1999  # of the studentised bootstrap; with 2k - 1 of them interval and p agree exactly at usual levels
 FEW_UNITS = 24  # below so many independent units a page says "few"
+MOST_DRAWS = (1 << 16) - 1  # of it for one interval: what 95 % of 1,600 intervals together ask for
 LEAVE_OUT = 200  # groups of units at most that the jackknife leaves out in turn
 TESTS = {"mean": "a test of a mean", "permutation": "a permutation test", "split": "a test of two halves"}  # in words
 
@@ -98,7 +99,8 @@ class Means(NamedTuple):
     def interval(self, level: float = 0.95, least_Q: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """(low [Q], high [Q]); each end alone is a one-sided bound of level (1 + ``level``) / 2.  NaN below 2 units.
 
-        No end is nearer than Student's, nor than ``least_Q`` standard errors (NaN: no such bound).
+        No end is nearer than Student's, nor than ``least_Q`` standard errors (NaN: no such bound).  Fewer draws than
+        ``draws_for(level)`` do not know so rare an end: theirs is their extreme, which is nearer.
         """
         _check_level(level)
         draws = len(self.t_RQ)
@@ -140,6 +142,13 @@ class Means(NamedTuple):
 def _check_level(level: float, what: str = "level") -> None:
     if not 0 < level < 1:
         raise ValueError(f"{what} {level} is not between 0 and 1")
+
+
+def draws_for(level: float) -> int:
+    """So many draws of the bootstrap, at least DRAWS and at most MOST_DRAWS, that an interval of this level leaves out
+    one of them on each side."""
+    _check_level(level)
+    return min(max(DRAWS, math.ceil(2 / (1 - level) - 1e-6) - 1), MOST_DRAWS)
 
 
 def student(n_units: int | np.ndarray, level: float) -> np.ndarray:
@@ -727,7 +736,7 @@ def cohens_d_interval(
     weight_GE = left_out(len(sums[0]), rng)
     value_GF = d_of_sums(*(np.tensordot(weight_GE, s, 1) for s in sums))
     units_2 = (sums[0] > 0).sum(0)
-    _, low, high = jackknifed(value_GF, rng=rng, units=int(units_2.min()), level=level)
+    _, low, high = jackknifed(value_GF, rng=rng, units=int(units_2.min()), level=level, draws=draws_for(level))
     d_F = cohens_d(x_NF, member_N)
     least_F, most_F = x_NF.min(0), x_NF.max(0)
     two_levels_F = ((x_NF == least_F) | (x_NF == most_F)).all(0) & (least_F < most_F)

@@ -17,10 +17,12 @@ from scipy import stats as scipy_stats
 from core.contracts import UserError
 from core.stats import (
     ATANH,
+    DRAWS,
     FEW_UNITS,
     LOG,
     LOGIT,
     LOST,
+    MOST_DRAWS,
     PLAIN,
     Estimate,
     Link,
@@ -33,6 +35,7 @@ from core.stats import (
     cohens_d,
     cohens_d_interval,
     difference,
+    draws_for,
     eta_squared,
     few,
     in_text,
@@ -755,6 +758,18 @@ def test_the_interval_of_cohens_d_covers_where_one_over_steps_does_not() -> None
     low, high = binomial_bounds(0.95)
     assert low - 0.01 <= coverage_of_d(True) <= high
     assert coverage_of_d(False) < 0.8
+
+
+def test_an_interval_of_d_that_holds_together_with_399_others_is_longer_than_the_usual_draws_can_tell() -> None:
+    """1,999 draws leave out a thousandth at least: of a skewed number they gave both levels the same end."""
+    x_NF, unit_N = np.random.default_rng(0).exponential(size=(320, 1)) ** 3, np.arange(320) // 2
+    at = [cohens_d_interval(x_NF, np.arange(320) % 2 == 0, unit_N, rng=np.random.default_rng(0), level=level)
+          for level in (1 - 1e-3, 1 - 0.05 / 400)]  # fmt: skip
+    (d, usual, _), (_, joint, _) = (np.ravel(x) for x in at)
+    assert d - joint > 1.1 * (d - usual)
+    assert [draws_for(level) for level in (0.9, 0.95, 1 - 1e-3, 1 - 1e-4, 1 - 1e-6)] == [
+        DRAWS, DRAWS, DRAWS, 19_999, MOST_DRAWS
+    ]  # fmt: skip
 
 
 def test_an_effect_that_one_episode_shows_has_no_interval() -> None:
