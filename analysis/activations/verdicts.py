@@ -29,7 +29,7 @@ tests/unit/test_activations.py):
    IDENTITY_SHARE of the variance of membership that time does not explain; or fewer than FEW_AGENTS agents are in it
    (effective number) where its runs, dealt to lives that were alive at those ticks, would have at least twice as many.
 4. phase: time alone tells members from others with an area under the curve of PHASE_AUC or more in lives that were not
-   looked at, and more than for labels rotated within lives.
+   looked at, and more than for labels rotated within lives (worlds: of all lives of one together).
 5. place: as 2, for the position.
 6. behaviour: as 2, for a spread or a pair (place: of positions alone).
 7. undecided: it is of one world; or something is there (a weaker effect of any kind that passes the tests of 2; or
@@ -601,7 +601,7 @@ class Times:
 
     tick_eta2: np.ndarray
     phase_eta2: np.ndarray
-    eta2_floor: np.ndarray  # of the larger of both, labels rotated
+    eta2_floor: np.ndarray  # of the larger of both, labels rotated; so auc_floor and tick_entropy_floor
     auc: np.ndarray  # the better of tick and share of lifespan
     auc_floor: np.ndarray
     tick_entropy: np.ndarray  # share of the largest possible, as the next three
@@ -617,7 +617,8 @@ class Times:
 
 
 def times(label_N: np.ndarray, lives: Lives, rng: np.random.Generator) -> Times:
-    """Time and agents against their floors: labels rotated within lives, runs dealt to lives alive at their ticks."""
+    """Time and agents against their floors: labels rotated within lives (those of a world together, where there are
+    enough: its lives share its events), runs dealt to lives alive at their ticks."""
     clusters = int(label_N.max()) + 1
     bins = [time_bins(v) for v in (lives.tick_N, lives.share_N)]
     all_2B = [np.bincount(b, minlength=TIME_BINS) for b in bins]
@@ -633,7 +634,7 @@ def times(label_N: np.ndarray, lives: Lives, rng: np.random.Generator) -> Times:
 
     both, auc, ticks = said(label_N, halves)
     floors = [
-        said(label_N[rotated_rows(lives.life_N, rng)], [halves[i % SPLITS]])
+        said(label_N[rotated_rows(lives.life_N, rng, lives.unit_E[lives.life_N])], [halves[i % SPLITS]])
         for i in track(range(ROTATIONS), "rotated labels")
     ]
     agents_CA = np.stack(

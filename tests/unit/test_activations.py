@@ -269,6 +269,20 @@ def test_behaviour_in_all_worlds_is_found_with_worlds_as_units_and_a_world_is_ca
     assert kind == "undecided" and "of one world" in why
 
 
+def test_the_floor_of_time_knows_that_lives_of_a_world_share_its_events() -> None:
+    """Twelve ticks of every world, drawn at random: time tells nothing of another world.  Against lives rotated one by
+    one a third of such clusters followed it."""
+    rng = np.random.default_rng(0)
+    worlds, agents, rows = 12, 8, 60
+    life_N, tick_N = np.repeat(np.arange(worlds * agents), rows), np.tile(np.arange(float(rows)), worlds * agents)
+    lives = Lives(life_N, np.arange(worlds * agents), tick_N, (tick_N + 0.5) / rows, np.arange(worlds * agents) // 8)
+    since_N = tick_N - rng.integers(rows - 12, size=worlds)[life_N // agents]
+    t = verdicts.times(np.where((since_N >= 0) & (since_N < 12), 0, NOISE), lives, rng)
+    floor = np.quantile(t.auc_floor[:, 0], 0.975)
+    assert floor > 0.63, "six worlds are held out, and not half of 96 lives"
+    assert t.auc[0] < floor
+
+
 def test_what_lives_settle_is_not_said_of_their_worlds() -> None:
     """Labels constant a life, two lives a world: worlds settled more than half in .58 of such data by chance."""
     of_worlds = 0
