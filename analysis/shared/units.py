@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -56,15 +56,20 @@ def units(store: RolloutStore, real: RolloutStore | None) -> np.ndarray:
     """int64 [episodes]: equal for what is not independent.
 
     A real episode is a unit; where a world has many agents, a playing of the world with all its lives.  So are the
-    samples that started in one: that episode's own, where the samples were made from ``real``.  A sample from a random
-    latent is a unit of its own.
+    samples that started in one: that of ``real``, where they were made from these.  A sample from a random latent is a
+    unit of its own.
     """
     if store is real or store.manifest["facts"]["source"] == "real":
         groups = groups_of(store)
         return 3 * groups.get("world", groups["life"])
-    shared = real is not None and made_from(store, real)
-    starts = [store.meta(e).get("start") for e in range(len(store))]
-    return np.array([3 * e + 2 if s is None else 3 * int(s[0]) + (not shared) for e, s in enumerate(starts)])
+    of_real = units(real, real) if real is not None and made_from(store, real) else None
+
+    def unit(e: int, start: Sequence[int] | None) -> int:
+        if start is None:
+            return 3 * e + 2
+        return 3 * int(start[0]) + 1 if of_real is None else int(of_real[start[0]])
+
+    return np.array([unit(e, store.meta(e).get("start")) for e in range(len(store))])
 
 
 def made_from(samples: RolloutStore, real: RolloutStore) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +19,40 @@ from analysis.shared.directions import (
     state_rank,
     varying,
 )
-from analysis.shared.units import Drawn, stretches
+from analysis.shared.units import Drawn, stretches, units
 from analysis.states import fit as states_fit, runs
 from analysis.states.figures import colourings, draw, figures_of, label_of, number_of
 from analysis.states.fit import check, fit
 from analysis.states.overlap import _inside, overlap
 from analysis.states.pooled import FitOptions, States, join
 from analysis.states.turning import page
+from core import artefacts
 from core.contracts import UserError
 
 EPISODES, STEPS = 24, 30
+
+
+class Recording:
+    """What ``units`` asks of a store."""
+
+    path = Path("real")
+
+    def __init__(self, source: str, metas: list[dict[str, Any]]) -> None:
+        self.manifest = {"facts": {"source": source}, "inputs": {"rollouts": {"manifest_sha256": "of real"}}}
+        self.metas, self.meta = metas, metas.__getitem__
+
+    def __len__(self) -> int:
+        return len(self.metas)
+
+
+def test_a_sample_that_started_in_a_life_is_of_the_unit_of_its_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was of the world whose number is the life's."""
+    monkeypatch.setattr(artefacts, "manifest_sha256", lambda path: "of real")
+    real: Any = Recording("real", [{"world": w} for w in (0, 0, 0, 1, 1, 1)])
+    samples: Any = Recording("simulated", [{"start": s} for s in ([1, 4], [2, 9], [5, 0], None)])
+    assert units(real, real).tolist() == [0, 0, 0, 3, 3, 3]
+    assert units(samples, real).tolist() == [0, 0, 3, 11]
+    assert units(samples, None).tolist() == [4, 7, 16, 11]  # together by life, but not with real ones
 
 
 def walk(rng: np.random.Generator, episodes: int, size: int) -> np.ndarray:
