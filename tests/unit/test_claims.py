@@ -111,3 +111,17 @@ def test_a_share_that_is_rounded_to_nothing_keeps_an_interval_with_a_width() -> 
     assert percent({"value": 1e-7, "interval": [0.9e-7, 1.2e-7], "n": 40}).startswith("0 % [0,\xa01]")
     assert percent({"value": 0.29, "interval": [0.29, 0.2901], "n": 40}).startswith("29 % [29,\xa030]")
     assert percent({"value": 0.421, "interval": [0.312, 0.55], "n": 40}).startswith("42 % [31,\xa055]")
+
+
+def test_slow_points_are_no_stable_fixed_points() -> None:
+    """Three were counted among one fixed point's stable ones."""
+    slow = {"kind": "slow", "stability": "stable", "time_constant": 90.0}
+    fixed = {"kind": "fixed", "stability": "stable", "time_constant": 4.0}
+    assert contents.points_in_words([fixed, fixed | {"stability": "saddle", "time_constant": 8.0}]) == (
+        "2 fixed points, 1 of them stable; their slowest modes last 4 to 8 steps"
+    )
+    assert contents.points_in_words([slow, fixed, slow, slow]) == (
+        "1 fixed point, 1 of them stable; their slowest modes last 4 to 4 steps; and 3 slow points, where it nearly "
+        "stands still"
+    )
+    assert contents.points_in_words([slow]).startswith("0 fixed points, 0 of them stable; and 1 slow point")

@@ -414,25 +414,29 @@ def behaviours(run: Traced) -> Section:
     return Section("Behaviours", "".join(html), (found,))
 
 
+def points_in_words(points: Sequence[Mapping[str, Any]]) -> str:
+    """How many points there are of each kind, how many of the fixed ones are stable, and how slow these are."""
+    fixed = [row for row in points if row["kind"] == "fixed"]
+    stable = sum(row["stability"] == "stable" for row in fixed)
+    words = f"{counted(len(fixed), 'fixed point')}, {stable} of them stable"
+    if slowest := [row["time_constant"] for row in fixed]:
+        words += f"; their slowest modes last {number(min(slowest))} to {number(max(slowest))} steps"
+    if slow := len(points) - len(fixed):
+        words += f"; and {counted(slow, 'slow point')}, where it nearly stands still"
+    return words
+
+
 def dynamics(run: Traced) -> Section:
     """What the memory does by itself: how long it keeps what, and where it would come to rest."""
     path, result = run.path, Result.load(run.path)
-    points, scalars = result.tables["points"], result.scalars
-    top = scalars["lyapunov_driven"]
+    points, top = result.tables["points"], result.scalars["lyapunov_driven"]
     left = f"shown the same frames, {left_in_words(result)}; " if "left" in result.tables else ""  # of an older run
     found = (
         f"Memory: {left}largest Lyapunov exponent (the slowest direction, in the long run) {plain(top)} nats a step, "
         f"n = {top['n']} episodes."
     )
-    stable = sum(row["stability"] == "stable" for row in points)
-    slowest = [row["time_constant"] for row in points]
     frames = "the central frame of each behaviour" if "behaviours" in run.manifest["inputs"] else "typical frames"
-    words = (
-        f"Under constant input (the mean input, and {frames}), the memory has "
-        f"{number(int(scalars['fixed_points']['value']))} fixed points, {stable} of them stable"
-    )
-    if slowest:
-        words += f"; their slowest modes last {number(min(slowest))} to {number(max(slowest))} steps"
+    words = f"Under constant input (the mean input, and {frames}), the memory has {points_in_words(points)}"
     titles = {
         "name": "constant input", "kind": "point", "stability": "stability", "slow_modes": "slow modes",
         "time_constant": "slowest mode (steps)", "settle_here": "states that get there [95 %]",
