@@ -107,6 +107,10 @@ def test_donors_are_the_nearest_of_the_other_class_and_give_once() -> None:
         assert len(set(donor[mine & paired])) == 2 and not (clean[donor] == clean)[mine & paired].any()
     donor, paired = _across(np.ones(4, bool), np.random.default_rng(0))
     assert not paired.any()
+    unknown = np.array([[0.0], [5.0], [4.0], [np.nan], [np.nan]])  # near nothing: 0 is left without a partner
+    donor, paired = _across(clean, np.random.default_rng(0), unknown)
+    assert donor.tolist()[1:3] == [2, 1] and paired.tolist() == [False, True, True, False, False]
+    assert not _across(clean, np.random.default_rng(0), np.full((5, 1), np.nan))[1].any()
     crowd = np.arange(40) < 2  # two tired starts, and 38 that take the state of one of them
     assert _across(crowd, np.random.default_rng(0), np.arange(40.0)[:, None])[1].sum() == 4
 

@@ -12,7 +12,7 @@
                              puts the others' values into the clean ones, denoising the reverse (Heimersheim & Nanda
                              2024, arXiv:2404.15255); a start gives to one other at most, so of the larger
                              class some take no part; with ``matched age row col`` the pairs are those that are nearest
-                             in these: the step of the episode, and truth columns
+                             in these: the step of the episode, and truth columns, of starts at which they are known
 
     hold code:3              of a policy's own clusters (analysis.semantics, --basis_kind plane): move the state to code
                              3, if it has another

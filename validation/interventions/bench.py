@@ -104,7 +104,8 @@ class Bench:
         """UserError where a hypothesis is about fewer than two of the starts."""
         for h in hypotheses:
             if self.rows[h].sum() < 2:
-                pairs = f" (each of a pair in which {h.clean!r} is so at one alone)" if h.clean else ""
+                known = f" and {', '.join(h.matched)} known at both" if h.matched else ""
+                pairs = f" (each of a pair in which {h.clean!r} is so at one alone{known})" if h.clean else ""
                 raise UserError(
                     f"hypothesis {h.name!r} is about {self.rows[h].sum()} of {len(self.starts)} {what}{pairs}; at "
                     f"least 2 are needed{hint}"
@@ -186,7 +187,8 @@ def _across(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(for every start one of the other class, int64 [N]; which starts have one, bool [N]).  A start gives to one other
     at most, so that effects stay independent: of the larger class some go without.  With ``near``: the pairs that are
-    nearest together (the least sum of distances)."""
+    nearest together (the least sum of distances); what is not known (NaN) is near nothing, so such starts go without.
+    """
     from scipy.optimize import linear_sum_assignment
 
     out, paired = np.zeros(len(clean_N), np.int64), np.zeros(len(clean_N), bool)
@@ -196,7 +198,8 @@ def _across(
     else:
         away_IJ = np.abs(near_NM[ones][:, None] - near_NM[others]).sum(-1)
         rows, columns = linear_sum_assignment(np.where(np.isnan(away_IJ), FAR, away_IJ))
-        ones, others = ones[rows], others[columns]
+        near = ~np.isnan(away_IJ[rows, columns])
+        ones, others = ones[rows[near]], others[columns[near]]
     out[ones], out[others] = others, ones
     paired[ones] = paired[others] = True
     return out, paired
