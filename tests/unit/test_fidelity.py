@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from validation.fidelity import figures
 from validation.fidelity.__main__ import directions_of
 from validation.fidelity.measures import in_effect, psnr, row, ssim, ssim_to, total_variation, wasserstein
 from validation.fidelity.pairing import Paired, choose_starts, pair
-from validation.fidelity.tables import compare, forecasts, lives, stretches, survival_rows
+from validation.fidelity.tables import compare, forecasts, hidden_rows, lives, stretches, survival_rows, thinned
 from validation.report.contents import _tried_again
 
 STILL = PlantedOptions(noise=0.0, hazard=0.05)  # the world without noise is the modal simulator itself
@@ -129,6 +130,19 @@ def test_hidden_distribution_of_the_simulator_lies_between_floor_and_a_wrong_one
         assert bad["simulated"] > right["simulated"], name
         assert bad["floor"] == pytest.approx(right["floor"]), name
         assert bad["low"] > bad["floor"], name
+
+
+def test_hidden_distributions_are_of_all_horizons_where_windows_are_many():
+    """Every other row of windows of four would be their first and third steps, at which this simulator is right."""
+    h = np.random.default_rng(1).normal(size=(2, 400, 5, 2))
+    h[1, :, 2::2] += 3
+    sides = {name: SimpleNamespace(h=x) for name, x in zip(("real", "free"), h, strict=True)}
+    many = SimpleNamespace(seen=np.ones((400, 5), bool), episode=np.repeat(np.arange(8), 50), **sides)
+    found = next(r for r in hidden_rows(many, rng()) if r["measure"] == "h_mmd")
+    assert found["simulated"] > 0.1 > abs(found["floor"])
+    for rows, width in ((799, 4), (3200, 4), (2048, 8), (20480, 20), (32768, 32), (5000, 1)):
+        taken = thinned(rows, width)
+        assert set(taken % width) == set(range(width)) and len(taken) >= min(rows, 600)
 
 
 def test_episodes_are_the_unit(noisy):

@@ -6,6 +6,7 @@ B windows, I initial frames, k horizon: row k of a simulation is k steps after i
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +43,7 @@ from validation.fidelity.summary import summarise
 
 COMPONENTS = 16  # principal components the hidden states are compared in
 STILL_STATES = "the recorded hidden states are all the same"
+THINNED = 800  # rows that kernels are taken of: distances of all pairs
 EDGES = (0, 4, 12)  # where the stretches of horizons begin that events and hidden states are pooled over
 
 
@@ -322,6 +324,15 @@ def life_rows(x: Lives, rng: np.random.Generator) -> Iterator[Row]:
                   copy=got["copy"][0].value, mean=got["mean"][0].value, reason=short)  # fmt: skip
 
 
+def thinned(rows: int, width: int) -> np.ndarray:
+    """About THINNED of so many rows of windows, every n-th; ``width``: the rows of a whole window, with which n has no
+    factor in common, or the same few horizons of every window would be taken."""
+    every = max(1, rows // THINNED)
+    while math.gcd(every, width) > 1:
+        every += 1
+    return np.arange(0, rows, every)
+
+
 def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
     """Distributions of the agent's hidden state, in principal components of the real one, over
     stretches of horizons.  ``baseline_copy``: the states at horizon 0."""
@@ -346,7 +357,7 @@ def hidden_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
         keep = min(COMPONENTS, int((size > 1e-6 * size[0]).sum()))
         real, simulated, copied = (((h[:, live] - mean) / std) @ axes[:keep].T for h in (h0, h1, copy))
         width = median_width(real, rng)
-        thin = np.arange(0, len(real), max(1, len(real) // 800))
+        thin = thinned(len(real), b - a)
         for name, distance, rows in (
             ("h_frechet", frechet, np.arange(len(real))),
             ("h_mmd", lambda x, y, w=width: mmd(x, y, w), thin),
