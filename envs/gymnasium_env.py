@@ -73,10 +73,30 @@ def _fields_of(space: Any, env_id: str) -> dict[str, Field]:
         return {"frames" if found.dtype == "uint8" else "x": found}
     if not space.spaces:
         raise UserError(f"the observation of {env_id} has no field; {SUPPORTED}")
+    _check_names(list(space.spaces), env_id)
     return {name: _field_of(s, f"the observation field {name!r} of {env_id}") for name, s in space.spaces.items()}
 
 
+def _check_names(names: Sequence[Any], env_id: str) -> None:
+    """UserError for names of fields that a recording cannot have as columns obs/NAME."""
+    for name in names:
+        if not isinstance(name, str) or not all(part.strip(".") for part in name.split("/")) or "\0" in name:
+            raise UserError(f"{env_id} names an observation field {name!r}; a name is a text: rename it with a wrapper")
+        if within := [other for other in names if str(other).startswith(f"{name}/")]:
+            raise UserError(
+                f"{env_id} names an observation field {name!r} and another {within[0]!r}, as if it lay within: rename "
+                "one with a wrapper"
+            )
+
+
 def _field_of(space: Any, what: str) -> Field:
+    """A field like a space that has numbers; UserError for one that is not supported."""
+    if 0 in (getattr(space, "shape", None) or ()):
+        raise UserError(f"{what} is {list(space.shape)}, which holds no number: leave it out with a wrapper")
+    return _field_of_numbers(space, what)
+
+
+def _field_of_numbers(space: Any, what: str) -> Field:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
