@@ -335,7 +335,7 @@ def test_refusals(name: str, options: dict[str, Any], said: str) -> None:
         ("Env.observation_space = spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2)))", "field 'a' .*is nested"),
         ("Env.observation_space = spaces.Dict(a=spaces.Text(9))", "field 'a' of module/m is a Text, whose size"),
         ("Env.observation_space = spaces.Sequence(spaces.Discrete(2))", "is a Sequence, whose size has no bound"),
-        ("Env.observation_space = spaces.Box(0, 1, (0,))", r"of module/m is \[0\], which holds no number: leave it out"),
+        ("Env.observation_space = spaces.Box(0, 1, (0,))", r"of module/m is \[0\], which holds no number: leave it"),
         ("Env.observation_space = spaces.Dict({0: spaces.Discrete(2)})", "names an observation field 0; a name is a t"),
         ("Env.observation_space = spaces.Dict({'': spaces.Discrete(2)})", "names an observation field ''; a name is a"),
         ("Env.observation_space = spaces.Dict({'a/': spaces.Discrete(2)})", "names an observation field 'a/'; a name"),
