@@ -33,7 +33,7 @@ from core.artefacts import WEIGHTS, load_json, load_weights, read_manifest, writ
 from core.contracts import EnvSpec, UserError
 from core.ranks import ALONE, Processes
 from core.roll import hot
-from core.trees import rows_of
+from core.trees import Tree, rows_of
 from envs.procgen_returns import returns_of
 from envs.registry import renewed
 
@@ -147,28 +147,32 @@ class SemanticAgent(RecurrentAgent):
         _, up_2H = self.plane_axes()
         return h_BH + ((plane_B2 - self.plane(h_BH)).double() @ up_2H).to(h_BH.dtype)
 
-    def heads(self, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def heads(self, seen: Tensor, state: Tree) -> tuple[Tensor, Tensor]:
         if self.semantic.ordinal:
+            h_BH = super().read("h", seen, state)
             with torch.no_grad():
-                code_B = self.code(self.plane(state))
-            state = state + code_B[:, None] / self.semantic.codes
+                code_B = self.code(self.plane(h_BH))
+            _, state = super().replaced("h", h_BH + code_B[:, None] / self.semantic.codes, seen, state)
         return super().heads(seen, state)
 
-    def read(self, point: str, seen: Tensor, state: Tensor) -> Tensor:
+    def read(self, point: str, seen: Tensor, state: Tree) -> Tensor:
+        if point not in ("plane", "code"):
+            return super().read(point, seen, state)
+        plane_B2 = self.plane(super().read("h", seen, state))
         if point == "plane":
-            return self.plane(state)
-        if point == "code":
-            return nn.functional.one_hot(self.code(self.plane(state)), self.semantic.codes).to(state.dtype)
-        return super().read(point, seen, state)
+            return plane_B2
+        return nn.functional.one_hot(self.code(plane_B2), self.semantic.codes).to(plane_B2.dtype)
 
-    def replaced(self, point: str, x_BN: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def replaced(self, point: str, x_BN: Tensor, seen: Tensor, state: Tree) -> tuple[Tensor, Tree]:
+        if point not in ("plane", "code"):
+            return super().replaced(point, x_BN, seen, state)
+        h_BH = super().read("h", seen, state)
         if point == "plane":
-            return seen, self.moved(state, x_BN)
-        if point == "code":
-            code_B = x_BN.argmax(-1)
-            other_B = code_B != self.code(self.plane(state))
-            return seen, torch.where(other_B[:, None], self.moved(state, self.codebook_C2[code_B]), state)
-        return super().replaced(point, x_BN, seen, state)
+            return super().replaced("h", self.moved(h_BH, x_BN), seen, state)
+        code_B = x_BN.argmax(-1)
+        other_B = code_B != self.code(self.plane(h_BH))
+        moved_BH = torch.where(other_B[:, None], self.moved(h_BH, self.codebook_C2[code_B]), h_BH)
+        return super().replaced("h", moved_BH, seen, state)
 
 
 # The losses
@@ -316,11 +320,11 @@ def semantic_loss_of(
         mine = processes.share(columns)
         obs = {k: v.index_select(1, mine) for k, v in r.obs.items()}
         seen = encode_sequences(agent, obs, config.bf16)
-        seen, own_NH = unrolled(agent, seen, rows_of(r.state_first, mine), r.is_first[:, mine])
+        seen, state = unrolled(agent, seen, rows_of(r.state_first, mine), r.is_first[:, mine])
         loss, parts = clipped_loss(
-            *agent.heads(seen, own_NH), r, advantage, columns, config, entropy_coef, processes, agent.spec.parts
+            *agent.heads(seen, state), r, advantage, columns, config, entropy_coef, processes, agent.spec.parts
         )
-        h_NH = processes.whole(own_NH)
+        h_NH = processes.whole(agent.read("h", seen, state))
         plane_N2 = agent.plane(h_NH)
         code_N = agent.code(plane_N2)
         fdr = fdr_loss(h_NH, plane_N2, options)

@@ -239,6 +239,9 @@ def check_minibatches(net: AgentConfig, ppo: PPOConfig, processes: Processes = A
         raise UserError("--minibatch_of steps is for agents without a memory: say --recurrence none, or features")
     if ppo.minibatch_of == "steps" and steps % ppo.minibatches:
         raise UserError(f"--minibatches {ppo.minibatches} does not divide --envs x --rollout_steps, {steps}")
+    if steps == ppo.minibatches:
+        raise UserError("a minibatch has one step alone, and no spread to standardise its advantage by; choose fewer "
+                        "--minibatches, or more --envs or --rollout_steps")  # fmt: skip
 
 
 class Semantic(NamedTuple):

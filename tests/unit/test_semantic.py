@@ -45,9 +45,10 @@ VECTOR = spec_of(PlantedOptions(), 1)
 OPTIONS = SemanticOptions()
 
 
-def agent_of(recurrence: str = "features", **options: object) -> SemanticAgent:
+def agent_of(recurrence: str = "features", blocks: int = 1, **options: object) -> SemanticAgent:
     torch.manual_seed(0)
-    net = AgentConfig(encoder="mlp", embedding_size=10, hidden_size=10, recurrence=recurrence)  # type: ignore[arg-type]
+    sizes = {"embedding_size": 10, "hidden_size": 10, "blocks": blocks}
+    net = AgentConfig(encoder="mlp", recurrence=recurrence, **sizes)  # type: ignore[arg-type]
     agent = SemanticAgent(net, VECTOR, SemanticOptions(**options))  # type: ignore[arg-type]
     with torch.no_grad():
         agent.policy.weight.mul_(100)
@@ -181,10 +182,11 @@ def rollout_of(agent: RecurrentAgent, steps: int = 4, envs: int = 6) -> Rollout:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("recurrence", ["features", "gru"])
-def test_the_whole_loss_is_ppos_plus_the_weighted_ones(recurrence: str) -> None:
-    agent = agent_of(recurrence)
+@pytest.mark.parametrize(("recurrence", "blocks"), [("features", 1), ("gru", 1), ("gru", 2)])
+def test_the_whole_loss_is_ppos_plus_the_weighted_ones(recurrence: str, blocks: int) -> None:
+    agent = agent_of(recurrence, blocks)
     r, columns = rollout_of(agent), torch.tensor([4, 0, 5])
+    r.state_first = r.state_first if blocks == 1 else (r.state_first, r.state_first)
     advantage = r.reward
     config = PPOConfig(envs=6, rollout_steps=4)
     controller = Controller(50, 10, weight=0.25)
@@ -391,6 +393,11 @@ def test_a_resume_to_more_steps_leaves_the_losses_of_before_it(tmp_path: Path) -
             ["--preset", "debug", "--recurrence", "none", "--minibatch_of", "steps", "--minibatches", "3"],
             "does not divide",
         ),
+        (
+            ["--preset", "debug", "--recurrence", "none", "--minibatch_of", "steps", "--minibatches", "256"],
+            "one step alone, and no spread",
+        ),
+        (["--preset", "debug", "--envs", "2", "--rollout_steps", "1"], "one step alone, and no spread"),
         (
             ["--preset", "debug", "--policy", "semantic", "--game", "maze", "--distribution_mode", "memory"],
             "--score_max",
