@@ -64,6 +64,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not tensors:
         raise UserError(f"{path} holds no tensors")
     for name, x in tensors.items():
+        if x.layout != torch.strided or x.is_quantized or x.is_complex() or x.is_meta:
+            raise UserError(f"{path}: the tensor {name!r} is sparse, quantised, complex or without its numbers; save "
+                            "dense ones of real numbers (to_dense(), dequantize())")  # fmt: skip
         if x.numel() * x.element_size() > x.untyped_storage().nbytes():
             raise UserError(f"{path}: the tensor {name!r} is larger than what the file holds of it")
     broken = [name for name, x in tensors.items() if x.is_floating_point() and not x.isfinite().all()]

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from core.artefacts import load_bytes, write_atomically
 from core.config import ROOT
@@ -36,6 +37,9 @@ def made(module: ModuleType, what: str, source: Source, spec: EnvSpec, parts: Se
         raise UserError(f"make_{what} of {source.file} fails in {spec.env_id}: {said}") from error
     if not isinstance(net, torch.nn.Module):
         raise UserError(f"make_{what} of {source.file} gives a {type(net).__name__}, not a torch.nn.Module")
+    if any(map(is_lazy, (*net.parameters(), *net.buffers()))):
+        raise UserError(f"the {what} of {source.file} has lazy layers (nn.LazyLinear), whose sizes nothing says before "
+                        "they are used; write layers of known sizes")  # fmt: skip
     if missing := [name for name in parts if not hasattr(net, name)]:
         raise UserError(f"the {what} of {source.file} has no {' and no '.join(missing)}; see docs/bring-your-own.md")
     net.spec, net.source_sha256 = spec, source.sha256  # type: ignore[assignment]

@@ -712,9 +712,14 @@ def test_files_that_hold_no_weights(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(b"")
     torch.save({"lr": 0.1}, tmp_path / "none.pt")
     torch.save({"w": torch.tensor([1.0, float("nan")])}, tmp_path / "nan.pt")
+    others = {"sparse": torch.ones(2, 2).to_sparse(), "complex": torch.ones(2, dtype=torch.complex64),
+              "meta": torch.ones(2, device="meta")}  # fmt: skip
+    for kind, tensor in others.items():
+        torch.save({"w": tensor}, tmp_path / f"{kind}.pt")
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("readme", "hello")
     for file, said in (
+        *((f"{kind}.pt", "the tensor 'w' is sparse, quantised, complex or without its numbers") for kind in others),
         ("a.safetensors", "broken tensor file"),
         ("a.pt", "no safetensors file, no state dict and no zip"),
         ("none.pt", "holds no tensors"),
@@ -736,6 +741,7 @@ def test_files_that_hold_no_weights(tmp_path: Path) -> None:
         ("x = 1", "has no function make_agent"),
         ("import nowhere_at_all", "cannot be loaded: ModuleNotFoundError"),
         ("def make_agent(spec): return 3", "gives a int, not a torch.nn.Module"),
+        ("import torch\ndef make_agent(spec): return torch.nn.LazyLinear(2)", "the agent of .* has lazy layers"),
         ("def make_agent(spec): return spec.nothing", "make_agent of .* fails in planted/confounded: AttributeError"),
         ("import torch\ndef make_agent(spec): return torch.nn.Linear(2, 2)",
          "has no points and no initial and no encode and no advance and no heads and no read and no replaced"),
