@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,6 +32,12 @@ def tables(said: str) -> list[list[str]]:
         elif found[-1]:
             found.append([])
     return [table for table in found if table]
+
+
+def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "benchmarks.courses", "write", f"{tmp_path}/gone", f"{tmp_path}/x.npz"]
+    done = subprocess.run(words, cwd=cli.ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}/gone: no such run directory\n")
 
 
 def test_the_states_of_a_recording(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
