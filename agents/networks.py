@@ -121,6 +121,38 @@ class EMACell(nn.Module):
         return a * h + (1 - a) * self.input(x)
 
 
+class Standardised(nn.Module):
+    """Vectors [..., n] in standard deviations from the mean of all that was taken in, those of ``real`` numbers; the
+    others, and a number that never changed but for rounding, keep their units."""
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor  # vectors taken in
+    real: Tensor  # bool [n], not stored
+
+    def __init__(self, real: Sequence[bool]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(len(real)))
+        self.register_buffer("variance", torch.ones(len(real)))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("real", torch.tensor(real), persistent=False)
+
+    @torch.no_grad()
+    def take_in(self, x_NM: Tensor) -> None:
+        """More vectors [N, n]: mean and variance are of these and of all before (Chan, Golub and LeVeque 1983)."""
+        x = x_NM.double()
+        count = self.count + len(x)
+        share, away = len(x) / count.double(), x.mean(0) - self.mean
+        spread = (1 - share) * self.variance + share * x.var(0, correction=0) + share * (1 - share) * away**2
+        self.mean.copy_(torch.where(self.real, self.mean + share * away, 0.0))
+        self.variance.copy_(torch.where(self.real, spread, 1.0))
+        self.count.copy_(count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        changes = self.variance > 1e-12 * self.mean**2
+        return (x - self.mean) / torch.where(changes, self.variance, 1.0).sqrt()
+
+
 def mlp(inputs: int, size: int) -> nn.Sequential:
     """For vector observations."""
     return nn.Sequential(nn.Linear(inputs, size), nn.Tanh())

@@ -17,6 +17,7 @@ from agents.networks import (
     SMALLEST,
     EMACell,
     EncoderKind,
+    Standardised,
     glorot,
     images,
     impala,
@@ -55,6 +56,9 @@ class AgentConfig:
     """the encoder's weights at the start: orthogonal (gain sqrt 2), or uniform after Glorot and Bengio (2010), the
     default of the library that Procgen's own IMPALA was written in: without a norm its features are then 20 to 30 times
     smaller"""
+    standardise: bool = False
+    """--encoder mlp: real numbers are seen in standard deviations from their mean, running ones of all that training
+    saw (from its second rollout on), which are part of the network and frozen with it"""
 
 
 class RecurrentAgent(nn.Module):
@@ -99,13 +103,20 @@ class RecurrentAgent(nn.Module):
         return each if self.cells_above else each[0]
 
     def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
-        fields = [obs[name] for name in self.spec.obs]
-        if self.config.encoder != "mlp":
-            x = images(fields[0])
-        else:
-            x = torch.cat([field.to(self.h_initial.dtype) for field in fields], -1)
+        x = images(obs[next(iter(self.spec.obs))]) if self.config.encoder != "mlp" else self._vectors(obs)
         e_BE: Tensor = self.encoder(x)
         return e_BE
+
+    def _vectors(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """The fields of observations side by side."""
+        return torch.cat([obs[name].to(self.h_initial.dtype) for name in self.spec.obs], -1)
+
+    def take_in(self, obs: Mapping[str, Tensor]) -> None:
+        """Observations [T, B, ...] that were learned from: with ``standardise`` what comes is seen by their mean and
+        deviation too.  For a training; nothing else changes an agent."""
+        first = self.encoder[0]
+        if isinstance(first, Standardised):
+            first.take_in(self._vectors(obs).flatten(0, 1))
 
     def advance(self, seen: Tensor, state: Tree, is_first_B: Tensor) -> Tree:
         states = state if self.cells_above else (state,)
@@ -152,7 +163,11 @@ def _encoder(config: AgentConfig, spec: EnvSpec) -> nn.Sequential:
         for name, shape in shapes.items():
             if len(shape) != 1:
                 raise UserError(f"encoder 'mlp' does not read {name} of shape {shape}; pictures: --encoder strided")
-        return mlp(sum(shape[0] for shape in shapes.values()), size)
+        network = mlp(sum(shape[0] for shape in shapes.values()), size)
+        real = [field.means == "real" for field in spec.obs.values() for _ in range(field.size)]
+        return nn.Sequential(Standardised(real), *network) if config.standardise else network
+    if config.standardise:
+        raise UserError(f"--standardise is for --encoder mlp; {config.encoder!r} reads pictures, in [0, 1] as they are")
     if len(shapes) != 1:
         raise UserError(f"{spec.env_id} has {len(shapes)} observation fields; encoder {config.encoder!r} reads one")
     ((name, shape),) = shapes.items()

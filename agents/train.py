@@ -349,6 +349,7 @@ def train_agent(
         config, agent, collector, loss_for(drac, rng, semantic), run, rng, device, total=total,
         spacing=max(1, updates // max(1, config.checkpoints)) * collector.collected,
         note=lambda means: f"return {means['return_mean']:.2f}",
+        learned=lambda rollout: agent.take_in(rollout.obs),
         beside=lambda rows: write_progress(run.path, progress_rows(rows, ppo, *weights)),
         held_out=held_out, every=config.evaluate_every, processes=processes,
     )  # fmt: skip

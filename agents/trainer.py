@@ -58,6 +58,7 @@ class Trainer:
     note: Callable[[dict[str, float]], str]  # beside the bar
     more: dict[str, Any] = field(default_factory=dict)  # goes into the training state as it is
     beside: Callable[[list[dict[str, Any]]], None] | None = None  # writes the curve's rows in another form too
+    learned: Callable[[Rollout], None] | None = None  # is shown every rollout once it was learned from
     held_out: Callable[[], dict[str, float]] | None = None  # what is measured beside training, for the curve
     every: int = 0  # steps between two of these
     processes: Processes = ALONE  # that train together; the first one writes
@@ -131,6 +132,8 @@ class Trainer:
             )  # fmt: skip
         except FloatingPointError as error:
             raise self.stopped(str(error)) from None
+        if self.learned is not None:
+            self.learned(rollout)
         before, self.step = self.step, self.step + self.collector.collected
         measured: dict[str, float] = {}
         if self.held_out and (self.step // self.every > before // self.every or self.step >= self.total):

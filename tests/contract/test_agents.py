@@ -65,6 +65,16 @@ def recurrent(
     return agent.requires_grad_(False)
 
 
+def standardised() -> RecurrentAgent:
+    torch.manual_seed(0)
+    agent = RecurrentAgent(AgentConfig(encoder="mlp", embedding_size=12, hidden_size=10, standardise=True), FIELDS)
+    agent.take_in({k: 3 + 2 * torch.randn(5, B, *about.shape) for k, about in FIELDS.obs.items()})
+    with torch.no_grad():
+        agent.h_initial.normal_()
+        agent.policy.weight.mul_(100)
+    return agent.eval().requires_grad_(False)
+
+
 def semantic(recurrence: str, blocks: int = 1, **options: bool) -> SemanticAgent:
     torch.manual_seed(0)
     sizes = {"embedding_size": 10, "hidden_size": 10, "blocks": blocks}
@@ -148,6 +158,7 @@ AGENTS: dict[str, Callable[[], nn.Module]] = {
     "strided_blur": lambda: recurrent("strided_blur", FRAMES),
     "impala": lambda: recurrent("impala", FRAMES),
     "mlp": lambda: recurrent("mlp", VECTOR),
+    "standardised": lambda: standardised(),
     "ema": lambda: recurrent("mlp", VECTOR, "ema"),
     "two blocks": lambda: recurrent("mlp", FIELDS, blocks=2),
     "three blocks of ema": lambda: recurrent("strided", FRAMES, "ema", blocks=3),

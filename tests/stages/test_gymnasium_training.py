@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from agents import gymnasium_train, record
 from agents.gymnasium_train import STAGE, GymnasiumCollector, GymnasiumTrainConfig
 from agents.learning_curves import curves_of_training
 from agents.load import load_agent
+from agents.networks import Standardised
 from agents.ppo import PPOConfig, Rollout, clipped_loss
 from agents.recurrent import AgentConfig, RecurrentAgent
 from agents.train import training_of_config
@@ -77,6 +79,57 @@ def test_a_training_that_stopped_goes_on_in_fresh_episodes(tmp_path: Path, monke
     assert load_agent(out).spec.parts == (2, 3)
 
 
+def test_running_means_are_those_of_all_at_once_and_leave_categories_alone() -> None:
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(np.float32(rng.normal([1e4, -3, 0, 7], [50, 1e-3, 0, 1], (600, 4))))
+    parts = Standardised([True, True, True, False])
+    for part in x.split([1, 199, 400]):
+        parts.take_in(part)
+    assert float(parts.count) == 600
+    out = parts(x)
+    assert out[:, :2].mean(0).numpy() == pytest.approx([0, 0], abs=5e-3)
+    assert out[:, :2].std(0).numpy() == pytest.approx([1, 1], abs=5e-3)
+    assert torch.equal(out[:, 2:], x[:, 2:])  # one that never changed, and one that is no real number
+
+
+def test_the_mean_and_deviation_of_what_training_saw_are_the_agents_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all rollouts, those before a stop too; in the run directory, in its first layer, and so in every gradient."""
+    out, real = tmp_path / "agent", Log.add
+
+    def dies_later(log: Log, step: int, **columns: float) -> None:
+        if step > 600:
+            raise KeyboardInterrupt
+        real(log, step, **columns)
+
+    words = ("--env", CORRIDOR, "--save_minutes", 0, "--standardise")
+    monkeypatch.setattr(Log, "add", dies_later)
+    with pytest.raises(KeyboardInterrupt):
+        train(out, *words)
+    monkeypatch.setattr(Log, "add", real)
+    train(out, *words, "--resume")
+    agent: Any = load_agent(out)
+    scale = agent.encoder[0]
+    lamp = [field.means == "real" for field in agent.spec.obs.values() for _ in range(field.size)].index(True)
+    assert float(scale.count) == 1024  # all steps, once each
+    assert not scale.mean[:lamp].any() and (scale.variance[:lamp] == 1).all() and 0 < scale.variance[lamp] < 0.5
+    obs = {name: torch.rand(3, *field.shape) for name, field in agent.spec.obs.items()}
+    plain = torch.cat([*obs.values()], 1)
+    deviation = scale.variance.sqrt()
+    assert torch.allclose(agent.encode(obs), agent.encoder[1:]((plain - scale.mean) / deviation))
+    obs["lamp"].requires_grad_()
+    by_encoder = torch.autograd.grad(agent.encode(obs).sum(), obs["lamp"])[0]
+    seen = ((plain - scale.mean) / deviation).requires_grad_()
+    by_layers = torch.autograd.grad(agent.encoder[1:](seen).sum(), seen)[0]
+    assert torch.allclose(by_encoder[:, 0], by_layers[:, lamp] / deviation[lamp])
+    train(tmp_path / "on", "--env", CORRIDOR, "--standardise", "--begin_with", out)
+    on: Any = load_agent(tmp_path / "on")
+    assert float(on.encoder[0].count) == 2048
+    with pytest.raises(UserError, match="was trained with --standardise True, not False"):
+        train(tmp_path / "not", "--env", CORRIDOR, "--begin_with", out)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -87,12 +140,27 @@ def test_a_training_that_stopped_goes_on_in_fresh_episodes(tmp_path: Path, monke
         ("--env CartPole-v9", r"no Gymnasium environment 'CartPole-v9' \(did you mean CartPole-v1\?\)"),
         ("--env Pendulum-v1", r"the actions of gymnasium/Pendulum-v1 are continuous"),
         ("--env CartPole-v1 --encoder strided", r"does not read x of shape \(4,\); vectors: --encoder mlp"),
+        ("--env {world} --encoder strided --standardise", r"--standardise is for --encoder mlp; 'strided' reads pict"),
         ("--env CartPole-v1 --env_options [1]", r"--env_options \[1\]: a JSON object is needed"),
     ],
 )
 def test_what_it_does_not_take_is_one_line(words: str, says: str, tmp_path: Path) -> None:
+    pictures = "Env.observation_space = spaces.Box(0, 255, (40, 40, 3), np.uint8)"
+    (tmp_path / "w.py").write_text(f"""
+import gymnasium, numpy as np
+from gymnasium import spaces
+class Env(gymnasium.Env):
+    action_space = spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample() * 0, {{}}
+    def step(self, action):
+        return self.observation_space.sample() * 0, 0.0, False, False, {{}}
+{pictures}
+def make_env(): return Env()
+""")
     with pytest.raises(UserError, match=says):
-        train(tmp_path / "agent", *words.split())
+        train(tmp_path / "agent", *words.format(world=tmp_path / "w.py").split())
     assert not (tmp_path / "agent").exists()
 
 
