@@ -577,8 +577,8 @@ class RolloutStore:
         count = self.rows - ended - length + 1
         parts = [np.stack([np.full(count[e], e), np.arange(count[e])], 1) for e in episodes if count[e] > 0]
         if not parts:
-            longest = int(self.rows.max())
-            raise UserError(f"{self.path}: no episode has {length} observations (the longest has {longest})")
+            longest, of = int((self.rows - ended).max()), " that it goes on after" if going_on else ""
+            raise UserError(f"{self.path}: no episode has {length} observations{of} (the longest has {longest})")
         return np.concatenate(parts).astype(np.int64)
 
     def windows(

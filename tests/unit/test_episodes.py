@@ -156,6 +156,9 @@ def test_window_starts_are_all_and_only_the_possible_ones(tmp_path: Path) -> Non
     assert store.window_starts(5, episodes=[2]).tolist() == [x for x in want if x[0] == 2]
     with pytest.raises(UserError, match=r"no episode has 11 observations \(the longest has 10\)"):
         store.window_starts(11)
+    ends = RolloutStore(write(tmp_path / "ends", [episode(3, 1, final_known=True, terminated=True)]))
+    with pytest.raises(UserError, match=r"no episode has 2 observations that it goes on after \(the longest has 1\)"):
+        ends.window_starts(2, going_on=True)
 
 
 def test_pooled_rows_have_an_observation_and_a_transition(tmp_path: Path) -> None:
