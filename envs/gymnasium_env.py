@@ -527,7 +527,7 @@ def _stepped(env: Any, action_P: np.ndarray) -> tuple[Any, float, bool, bool, An
         )
     obs, reward, terminated, truncated, info = answer
     try:
-        return obs, float(reward), bool(terminated), bool(truncated), info
+        return obs, float(np.asarray(reward).item()), bool(terminated), bool(truncated), info
     except (TypeError, ValueError) as error:
         said = " ".join(f"reward {reward!r}, terminated {terminated!r}, truncated {truncated!r}".split())
         raise UserError(f"step gives {said}: the first must be one number, the others flags ({error})") from None

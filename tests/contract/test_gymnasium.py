@@ -90,6 +90,15 @@ def test_a_module_with_named_fields_and_several_parts_of_an_action() -> None:
     assert (step.obs["place"].argmax(1) == 3).all() and step.is_first.all()
 
 
+def test_a_reward_may_be_an_array_of_one_number(tmp_path: Path) -> None:
+    """As of vector code that was adapted; numpy warns of such a number, and will refuse it."""
+    body = "Env.step = lambda self, a: (np.zeros(2, np.float32), np.array([1.5]), np.False_, np.array([True]), {})"
+    env = world(module(tmp_path / "mine.py", body))
+    env.reset(0)
+    step = env.step(np.zeros((3, 1), int))
+    assert step.reward.tolist() == [1.5] * 3 and step.truncated.all()
+
+
 def test_the_world_of_a_module_is_known_by_its_hash(tmp_path: Path) -> None:
     a = spec_of(module(tmp_path / "mine.py", ""), {})
     b = spec_of(module(tmp_path / "mine.py", "# another"), {})
