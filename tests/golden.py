@@ -38,6 +38,8 @@ POLICIES = "bundles/nmmo-demo/policies"
 CLOCK = re.compile(r"(^|_)wall(_|$)|seconds|_per_s$|_ms$|^data_share$|^fps$|time_elapsed$")  # what a clock fills
 # What is meant to differ: pattern of "COMMAND/WHERE" as a difference is printed (fnmatch's) -> why.
 CHANGED = {
+    "*fidelity/fidelity.csv:*": "has rows of the value's error and of SSIM less a held frame's",
+    "*fidelity/scorecard.csv:*": "so too",
     "*:conditions*": "altered recordings list conditions, where they listed behaviours",
     "*altered*:behaviours*": "so too",
     "probes*:notes:resolution*": "says where too few --shuffles can show nothing",
