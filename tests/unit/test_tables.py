@@ -399,6 +399,12 @@ SENTENCES = (
            "(held frame {value_error@1 baseline_copy}, {value_error@4 baseline_copy}, {value_error@8 "
            "baseline_copy}, {value_error@32 baseline_copy}); rewards and endings {reward_average_precision@ []} "
            "and {terminal_average_precision@ []}, deaths {unpaid_ending_average_precision@ []}."),
+    Quoted("bundles/coinrun-robust/README.md", "benchmarks/measured/fidelity_640_less_held.csv",
+           "Of the value's error it is {value_error_less_copy@1 []} at 1 and {value_error_less_copy@4 []} at 4: nearer; "
+           "{value_error_less_copy@8 []} at 8: open; {value_error_less_copy@16 []} at 16 and "
+           "{value_error_less_copy@32 []} at 32"),
+    Quoted("bundles/coinrun-robust/README.md", "benchmarks/measured/fidelity_640_less_held.csv",
+           "by {frame_ssim_less_copy@1 []} at 1 and {frame_ssim_less_copy@32 []} at 32, as asked."),
     Quoted("bundles/coinrun-robust/README.md", EVERY1024,
            "dreams alive ({dreams_alive_difference@32 []} beside the real share, .08 asked)"),
     Quoted("bundles/coinrun-robust/README.md", ROBUST,
