@@ -400,8 +400,8 @@ SENTENCES = (
            "baseline_copy}, {value_error@32 baseline_copy}); rewards and endings {reward_average_precision@ []} "
            "and {terminal_average_precision@ []}, deaths {unpaid_ending_average_precision@ []}."),
     Quoted("bundles/coinrun-robust/README.md", "benchmarks/measured/fidelity_640_less_held.csv",
-           "Of the value's error it is {value_error_less_copy@1 []} at 1 and {value_error_less_copy@4 []} at 4: nearer; "
-           "{value_error_less_copy@8 []} at 8: open; {value_error_less_copy@16 []} at 16 and "
+           "Of the value's error it is {value_error_less_copy@1 []} at 1 and {value_error_less_copy@4 []} at 4: "
+           "nearer; {value_error_less_copy@8 []} at 8: open; {value_error_less_copy@16 []} at 16 and "
            "{value_error_less_copy@32 []} at 32"),
     Quoted("bundles/coinrun-robust/README.md", "benchmarks/measured/fidelity_640_less_held.csv",
            "by {frame_ssim_less_copy@1 []} at 1 and {frame_ssim_less_copy@32 []} at 32, as asked."),
