@@ -73,10 +73,10 @@ def fast_ica(
     from sklearn.decomposition import FastICA
     from sklearn.exceptions import ConvergenceWarning
 
-    from analysis.shared.directions import _caught
+    from analysis.shared.directions import caught
 
     model = FastICA(whiten=False, fun="logcosh", w_init=start_KK, max_iter=max_iterations, tol=1e-4)
-    converged = not _caught(ConvergenceWarning, lambda: model.fit(white_NK))
+    converged = not caught(ConvergenceWarning, lambda: model.fit(white_NK))
     return model.components_, converged
 
 

@@ -611,7 +611,7 @@ def jackknifed(
     unbiased: bool = False,
     units: int | np.ndarray | None = None,
     level: float = 0.95,
-    draws: int = DRAWS,
+    draws: int | None = None,
     least: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(value, low, high), each [...], of any smooth statistic of whole units.
@@ -621,7 +621,8 @@ def jackknifed(
     the statistic rests on, where not all take part.  NaN intervals where a value is NaN that leaves one unit out: then
     the statistic rests on this one.  Entries are taken as they are, without the link, where it maps them to infinity,
     and where leaving out one unit moves them by more than RESTS there: such a distance says nothing of sampling.
-    least: standard errors [...] that each end is away at least (``Means.interval``).
+    draws: of the bootstrap; None: as many as the level asks for.  least: standard errors [...] that each end is away at
+    least (``Means.interval``).
 
     Tukey's pseudo-values (1958), on the scale of ``link``, are inferred like ``means``.  Not for quantiles and other
     statistics that jump.
@@ -642,7 +643,7 @@ def jackknifed(
         pseudo_GQ = groups * whole_Q - (groups - 1) * on_GQ[1:]
         same_Q = np.ptp(on_GQ, 0) <= TIE * np.abs(on_GQ).max(0)
     pseudo_GQ[:, same_Q] = whole_Q[same_Q]
-    found = means(pseudo_GQ, rng=rng, draws=draws)
+    found = means(pseudo_GQ, rng=rng, draws=draws_for(level) if draws is None else draws)
     if units is not None:
         some_Q = np.minimum(np.broadcast_to(units, shape).ravel(), groups)
         found = found._replace(n_Q=some_Q, alike_Q=some_Q)
@@ -667,7 +668,7 @@ def jackknife(
     link: Link = PLAIN,
     unbiased: bool = False,
     units: int | np.ndarray | None = None,
-    draws: int = DRAWS,
+    draws: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(value, low, high) of any smooth statistic of the rows, leaving out whole episodes: ``jackknifed``.
 
@@ -736,7 +737,7 @@ def cohens_d_interval(
     weight_GE = left_out(len(sums[0]), rng)
     value_GF = d_of_sums(*(np.tensordot(weight_GE, s, 1) for s in sums))
     units_2 = (sums[0] > 0).sum(0)
-    _, low, high = jackknifed(value_GF, rng=rng, units=int(units_2.min()), level=level, draws=draws_for(level))
+    _, low, high = jackknifed(value_GF, rng=rng, units=int(units_2.min()), level=level)
     d_F = cohens_d(x_NF, member_N)
     least_F, most_F = x_NF.min(0), x_NF.max(0)
     two_levels_F = ((x_NF == least_F) | (x_NF == most_F)).all(0) & (least_F < most_F)

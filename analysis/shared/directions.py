@@ -207,7 +207,7 @@ def fit_nmf(
         some_NL = some_NL[np.sort(np.random.default_rng(seed).permutation(len(some_NL))[:most_states])]
     positive_NL = some_NL - some_NL.min(0)
     model = NMF(k, init="nndsvda", random_state=seed, max_iter=max_iterations)
-    converged = not _caught(ConvergenceWarning, lambda: model.fit(positive_NL))
+    converged = not caught(ConvergenceWarning, lambda: model.fit(positive_NL))
     if not converged:
         print(f"warning: NMF did not converge in {max_iterations} iterations; see the basis' facts", file=sys.stderr)
     factors_KL = model.components_.astype(np.float64)
@@ -451,7 +451,7 @@ def _unmix(
 
     options = {"whiten": False, "centering": False, "w_init": start_KK, "max_iter": max_iterations, "tol": tolerance}
     found: list[np.ndarray] = []  # whitening, unmixing, sources
-    converged = not _caught(UserWarning, lambda: found.extend(picard(white_NK.T, **options)))
+    converged = not caught(UserWarning, lambda: found.extend(picard(white_NK.T, **options)))
     return found[1], converged
 
 
@@ -464,7 +464,7 @@ def _pair(reference_KK: np.ndarray, found_KK: np.ndarray) -> tuple[np.ndarray, n
     return columns, similarity_KK[rows, columns]
 
 
-def _caught(category: type[Warning], call: Any) -> bool:
+def caught(category: type[Warning], call: Any) -> bool:
     """Whether ``call()`` warned of ``category``; other warnings go on as they would have."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", category)

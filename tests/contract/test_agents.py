@@ -158,7 +158,7 @@ AGENTS: dict[str, Callable[[], nn.Module]] = {
     "strided_blur": lambda: recurrent("strided_blur", FRAMES),
     "impala": lambda: recurrent("impala", FRAMES),
     "mlp": lambda: recurrent("mlp", VECTOR),
-    "standardised": lambda: standardised(),
+    "standardised": standardised,
     "ema": lambda: recurrent("mlp", VECTOR, "ema"),
     "two blocks": lambda: recurrent("mlp", FIELDS, blocks=2),
     "three blocks of ema": lambda: recurrent("strided", FRAMES, "ema", blocks=3),

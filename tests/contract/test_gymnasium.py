@@ -17,6 +17,7 @@ import pytest
 from core.contracts import Field, UserError
 from envs.gymnasium_env import GymnasiumEnv
 from envs.registry import held_out_facts, make, spec_of
+from tests.gymnasium_worlds import module
 
 ROOT = Path(__file__).resolve().parents[2]
 CORRIDOR = str(ROOT / "docs" / "examples" / "corridor.py")
@@ -35,35 +36,6 @@ def own_agreements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def world(name: str, options: dict[str, Any] | None = None, slots: int = 3, **more: Any) -> Any:
     return make(spec_of(name, options or {}), slots, **more)
-
-
-def module(path: Path, body: str) -> str:
-    """A .py file whose ``make_env`` gives an environment of the given spaces and answers."""
-    source = f"""
-import gymnasium
-import numpy as np
-from gymnasium import spaces
-
-
-class Env(gymnasium.Env):
-    observation_space = spaces.Box(-1, 1, (2,))
-    action_space = spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample() * 0, {{}}
-
-    def step(self, action):
-        return self.observation_space.sample() * 0, 0.0, False, False, {{}}
-
-
-def make_env(**kwargs):
-    return Env()
-
-{body}
-"""
-    path.write_text(source)
-    return str(path)
 
 
 # What there is

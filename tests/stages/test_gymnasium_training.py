@@ -26,6 +26,7 @@ from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.training import Log
 from envs.registry import make
+from tests.gymnasium_worlds import module
 
 CORRIDOR = Path(__file__).resolve().parents[2] / "docs" / "examples" / "corridor.py"
 CPU = torch.device("cpu")
@@ -145,22 +146,9 @@ def test_the_mean_and_deviation_of_what_training_saw_are_the_agents_own(
     ],
 )
 def test_what_it_does_not_take_is_one_line(words: str, says: str, tmp_path: Path) -> None:
-    pictures = "Env.observation_space = spaces.Box(0, 255, (40, 40, 3), np.uint8)"
-    (tmp_path / "w.py").write_text(f"""
-import gymnasium, numpy as np
-from gymnasium import spaces
-class Env(gymnasium.Env):
-    action_space = spaces.Discrete(2)
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample() * 0, {{}}
-    def step(self, action):
-        return self.observation_space.sample() * 0, 0.0, False, False, {{}}
-{pictures}
-def make_env(): return Env()
-""")
+    world = module(tmp_path / "w.py", "Env.observation_space = spaces.Box(0, 255, (40, 40, 3), np.uint8)")
     with pytest.raises(UserError, match=says):
-        train(tmp_path / "agent", *words.format(world=tmp_path / "w.py").split())
+        train(tmp_path / "agent", *words.format(world=world).split())
     assert not (tmp_path / "agent").exists()
 
 

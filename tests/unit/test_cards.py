@@ -130,32 +130,30 @@ def cells_of(bundle: str, card: str, begins: str = "| measure | at |") -> Iterat
                 yield f"{label} at {at}, {of}'s {column}: {text}", wrong(text, rows, column)
 
 
+def all_told(bundle: str, page: str, begins: str = "| measure | at |") -> int:
+    """How many cells there are, none of which says what the table does not."""
+    found = list(cells_of(bundle, page, begins))
+    assert not [(said, what) for said, what in found if what]
+    return len(found)
+
+
 @pytest.mark.parametrize(("bundle", "least"), [("coinrun-robust", 75), ("coinrun-context", 48), ("fruitbot", 61)])
 def test_a_cards_table_says_what_the_tables_of_bundles_say(bundle: str, least: int) -> None:
-    card = (BUNDLES / bundle / "README.md").read_text()
-    found = list(cells_of(bundle, card))
-    assert not [(said, what) for said, what in found if what]
-    assert len(found) >= least, len(found)
+    assert all_told(bundle, (BUNDLES / bundle / "README.md").read_text()) >= least
 
 
 def test_the_table_of_trainings_from_scratch_says_what_was_measured() -> None:
     page = (BUNDLES.parent / "docs" / "simulator.md").read_text()
-    found = list(cells_of(SCRATCH.format(2), page, "| measure | at | seed 2"))
-    assert not [(said, what) for said, what in found if what]
-    assert len(found) >= 31, len(found)
+    assert all_told(SCRATCH.format(2), page, "| measure | at | seed 2") >= 31
 
 
 def test_the_table_of_the_second_agent_says_what_was_measured() -> None:
-    found = list(cells_of(SCRATCH.format("b"), (BUNDLES / "coinrun-robust-b" / "README.md").read_text()))
-    assert not [(said, what) for said, what in found if what]
-    assert len(found) >= 40, len(found)
+    assert all_told(SCRATCH.format("b"), (BUNDLES / "coinrun-robust-b" / "README.md").read_text()) >= 40
 
 
 def test_the_table_of_ensembles_says_what_was_measured() -> None:
     page = (BUNDLES.parent / "docs" / "simulator.md").read_text()
-    found = list(cells_of(ENSEMBLE, page, "| measure | at | of full length"))
-    assert not [(said, what) for said, what in found if what]
-    assert len(found) == 6
+    assert all_told(ENSEMBLE, page, "| measure | at | of full length") == 6
 
 
 def test_a_wrong_number_of_any_column_is_found() -> None:

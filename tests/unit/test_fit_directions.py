@@ -147,7 +147,7 @@ def test_other_warnings_are_not_swallowed() -> None:
         warnings.warn("something else", RuntimeWarning, stacklevel=1)
 
     with pytest.warns(RuntimeWarning, match="something else"):
-        assert directions._caught(DeprecationWarning, warn) is False
+        assert directions.caught(DeprecationWarning, warn) is False
 
 
 def test_icasso_on_known_clusters() -> None:
