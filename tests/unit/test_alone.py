@@ -137,3 +137,20 @@ def test_a_choice_of_the_real_world_may_be_made_on_fewer_starts_and_by_what_runs
     assert set(made[0]) >= {40} and set(made[1]) <= {32} and len(result.arrays["h"]) == 40
     (claim,) = [claim for claim in result.notes["claims"] if claim["headline"]]
     assert claim["special_by_world"] and claim["quantity"].partition("@")[0] in ("value", "reward", "return")
+
+
+def test_every_change_in_words_is_answered() -> None:
+    """One that has no controls was left out without a word, and of a direction's own later coordinate it was said that
+    it does not vary."""
+    options = PlantedOptions(kind="mediated", hazard=0.0)
+    agent, basis = planted_simulator(options).agent, truth(options).basis
+    words = ("keep_only 0 on value", "keep_only 1", "shift 0 by +2 on planted:0", "shift 0 by +2 on value")
+    pools = (lambda slots: PlantedWorld(options, slots),) * 2
+    result = alone(agent, pools, basis, replace(OPTIONS, hypotheses=words), torch.device("cpu"))
+    claims = {claim["hypothesis"]: claim for claim in result.notes["claims"]}
+    kept = claims["keep_only planted:0 on value"]
+    assert kept["quantity"] == "value@4" and kept["n"] == 40 and kept["special"] == "not asked"
+    assert kept["parts"]["special"]["words"] == "it has no controls"
+    assert "names none" in claims["keep_only planted:1"]["text"]
+    assert "a direction that it changes itself" in claims["shift planted:0 by +2 on planted:0"]["text"]
+    assert claims["shift planted:0 by +2 on value"]["special"] != "not asked" and len(claims) == len(words)

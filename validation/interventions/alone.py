@@ -48,7 +48,14 @@ from validation.interventions.statistics import (
     special_of,
     through_memory,
 )
-from validation.interventions.study import BRANCHES, CHOOSING_SEED, controls_of, decide, find_starts
+from validation.interventions.study import (
+    BRANCHES,
+    CHOOSING_SEED,
+    controls_of,
+    decide,
+    find_starts,
+    without_controls,
+)
 from validation.interventions.verdicts import NOT_ASKED, OPEN, YES
 from validation.interventions.world_edits import WorldEdit, world_edit_rows
 from validation.paired.course import (
@@ -148,6 +155,7 @@ def _alone(
         own = effects_in(bench, asked.world, hypotheses, None, "real world")
         memory = effects_in(bench, asked.world, hypotheses, "memory", "real world, through memory")
         controls, picked = controls_of(choosing, bench, plan, chosen, options, generator, isotropic=False)
+        picked += without_controls(bench, hypotheses) if explicit else []
         set_rows: list[dict[str, Any]] = []
         if edits:
             if isinstance(asked.world, SharedWorld):

@@ -10,7 +10,7 @@ import numpy as np
 from core.stats import benjamini_hochberg, few
 from validation.hypotheses.grammar import Claim, Hypothesis
 from validation.interventions import verdicts
-from validation.paired.course import in_words, is_share
+from validation.paired.course import in_words, is_own, is_share
 
 WORLD = ("through_world", "needed")  # the two statements about the world
 Row = dict[str, Any]
@@ -31,12 +31,12 @@ def claims_of(
     rows: effects in the real world; verdict_of: what follows from a row's answers; said_of: the claim in words of a
     row, how it was chosen, whether it is a headline."""
     of = {(row["hypothesis"], row["quantity"]): row for row in rows if "verdict" in row}
-    headlines = [(h, of.get((h.name, q)), one.words) for one in picked for h, q in one.claims if not h.role]
-    q_special = q_of_claims([np.nan if row is None else row["special_p"] for _, row, _ in headlines], len(picked))
+    headlines = [(h, q, of.get((h.name, q)), one.words) for one in picked for h, q in one.claims if not h.role]
+    p_special = [np.nan if row is None else row.get("special_p", np.nan) for *_, row, _ in headlines]
     out: list[Row] = []
-    for (h, row, how), q in zip(headlines, q_special, strict=True):
+    for (h, quantity, row, how), q in zip(headlines, q_of_claims(p_special, len(picked)), strict=True):
         if row is None:
-            none = no_claim(h, "what it is claimed to change does not vary")
+            none = no_claim(h, _why_none(h, quantity))
             out.append(none | {"direction": h.direction, "amount": h.amount})
             continue
         restate(row, float(q), verdict_of)
@@ -45,6 +45,15 @@ def claims_of(
             doses = [r for r in of.values() if (r["direction"], r["quantity"]) == (h.direction, row["quantity"])]
             out += [said_of(r, how, False) for r in doses if r is not row and r["kind"] != "keep_only"]
     return out
+
+
+def _why_none(h: Hypothesis, quantity: str) -> str:
+    """Why there is no row of a claim."""
+    if not quantity:
+        return "it has no controls, by which a quantity is chosen, and names none (on QUANTITY)"
+    if is_own(quantity, h.ids):
+        return "what it is claimed to change is a direction that it changes itself"
+    return "what it is claimed to change does not vary"
 
 
 def q_of_claims(p: Sequence[float], families: int) -> np.ndarray:

@@ -95,6 +95,7 @@ def _study(
         plan, chosen, hypotheses = decide(choosing, bench, hypotheses, options, events, rng)
         effects = effects_of(bench, hypotheses, options)
         controls, picked = controls_of(choosing, bench, plan, chosen, options, generator)
+        picked += without_controls(bench, hypotheses) if explicit else []
         result = report(bench, hypotheses, effects, controls, picked, explicit, options, rng)
         actions, names = bench.predictor.measures.actions, simulator.world.spec.action_names
         result.notes["actions"] = {name: [names[i] for i in ids] for name, ids in actions.items()}
@@ -330,3 +331,13 @@ def controls_of(
         claims = [(family.ways[pick.place][pick.way], pick.quantity) for pick in own]
         picked.append(Picked(claims, words))
     return controls, picked
+
+
+def without_controls(bench: Bench, hypotheses: Sequence[Hypothesis]) -> list[Picked]:
+    """What is claimed of changes in words that nothing is held against; what is said to be needed for an event is
+    claimed by itself."""
+    known, k = list(bench.predictor.measure([None])), bench.predictor.noise_NTA.shape[1] - 1
+    return [
+        Picked([(h, claimed(h, known, bench.basis.kind, k))], "no controls")
+        for h in hypotheses if h.control is None and not h.role
+    ]  # fmt: skip
