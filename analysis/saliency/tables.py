@@ -40,7 +40,8 @@ def summarise(
     for q in quantities:
         sizes = {part: gradient_norm(result, q, part) for part in ("", "_agent_only", "_through_world")}
         rows += sample_rows(result, q, ids, sizes, promised)
-        ratio = sizes["_through_world"] / np.maximum(sizes[""], np.finfo(np.float64).tiny)
+        whole, by_world = sizes[""], sizes["_through_world"]
+        ratio = np.divide(by_world, whole, out=np.full(len(whole), np.nan), where=whole > 0)  # of nothing: no part
         of_world = "norm of the straight-through gradient by the world / norm of the whole"
         means: dict[str, tuple[np.ndarray, str, Range]] = {"through_world": (ratio, of_world, SIZE)}
         for name in RANDOMISED:

@@ -513,6 +513,22 @@ def test_intervals_of_few_samples_end_where_the_quantity_does() -> None:
     assert rows["insertion"]["value_low"] < -1 and rows["insertion"]["value_high"] > 1
 
 
+def test_of_a_gradient_of_nothing_no_part_runs_through_the_world() -> None:
+    """It counted as 0, with an interval of no width where all were flat."""
+    (q,) = find_quantities(["value"], SPEC, no_basis)
+    result = Result(notes={"target_step": 0, "combined": False})
+    result.arrays = {"alive": np.ones((3, 1), bool), "y_value": np.ones(3)}
+    norms = np.array([2.0, 2.0, 0.0])
+    result.arrays |= {f"norm_value{part}": norms / 2 for part in ("_agent_only", "_through_world")}
+    result.arrays["norm_value"] = norms
+    summarise(result, [q], [3, 5, 6], np.arange(3), 0)
+    found = result.scalars.pop("through_world_value")
+    assert found["value"] == 0.5 and found["n"] == 2
+    result.arrays |= {name: np.zeros(3) for name in list(result.arrays) if name.startswith("norm_")}
+    summarise(result, [q], [3, 5, 6], np.arange(3), 0)
+    assert "through_world_value" not in result.scalars
+
+
 def test_it_is_told_where_a_flat_gradient_has_no_ranks() -> None:
     """It was NaN in the table and missing in the manifest, without a word."""
     (q,) = find_quantities(["value"], SPEC, no_basis)
