@@ -195,7 +195,7 @@ def differences(one: Counts, other: Counts, rng: np.random.Generator) -> list[di
     nothing of another recording's.  Of fewer than ``FEWEST`` units, unless they are the same in both, nothing is told:
     one has no spread, and beside forty others a recording of it differed in three of four tries.
     """
-    if one.unit != "level":
+    if not one.unit == other.unit == "level":
         other = other._replace(unit_E=other.unit_E - other.unit_E.min() + one.unit_E.max() + 1)
     unit_U = np.union1d(one.unit_E, other.unit_E)
     value_X, away_UX = np.zeros(one.times_EX.shape[1]), np.zeros((len(unit_U), one.times_EX.shape[1]))

@@ -30,6 +30,15 @@ def test_a_difference_of_the_same_levels_is_paired() -> None:
     assert apart["verdict"] == "no difference found"
 
 
+def test_levels_are_not_paired_with_the_numbers_of_lives() -> None:
+    """Episodes that were imported know no level: their own numbers were taken for levels of the other recording."""
+    rng = np.random.default_rng(0)
+    one, other = (counts(rng.poisson(1.5, 40), np.arange(40)) for _ in range(2))
+    for both in ((one, other._replace(unit="life")), (one._replace(unit="life"), other)):
+        (row,) = differences(*both, rng)
+        assert (row["paired"], row["units"]) == (0, 80)
+
+
 def test_unpaired_differences_keep_their_level() -> None:
     """Recordings of other levels, of one rate: about one in twenty is called different."""
     rng = np.random.default_rng(0)
