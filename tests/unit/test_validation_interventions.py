@@ -21,6 +21,7 @@ from envs.planted import PlantedModel, PlantedOptions, PlantedWorld, planted_sim
 from envs.planted_truth import truth
 from envs.procgen_edits import Edit
 from tests.planted_worlds import NoSnapshots
+from validation.edits.claims import Judged, _claim as claim_of_edit
 from validation.hypotheses.changes import AddSteps, Blocks, KeepOnly, Moves, Redirect, Repeat
 from validation.hypotheses.frames import mixed_frames, own_frame, random_frames, recorded_frames
 from validation.hypotheses.grammar import (
@@ -687,6 +688,15 @@ def test_the_world_is_needed_only_where_it_foretells_better_than_every_predictio
 def test_what_an_open_claim_would_need_is_not_said_of_one_that_is_judged():
     assert "some 100 could tell" in verdicts.too_few(8, 100) and verdicts.too_few(8, None) == ""
     assert verdicts.too_few(8, 100, verdicts.REFUTED) == ""
+    about = {"quantity": "value@8", "unit": "return", "spread": 1.0, "smallest": 0.1, "q": 0.5, "n": 64}
+    seen = {"effect": 0.01, "low": -0.05, "high": 0.07, "foretold": 1.0, "foretold_low": 1.0, "foretold_high": 1.0}
+    answers = {"exists": "open", "through_world": "open", "needed": "open", "starts_for_no": 150, "special_q": np.nan}
+    errors = {f"{name}{end}": 0.0 for name in ("no change", "held frame") for end in (" low", " high")}
+    errors |= {f"error minus {name}": 0.0 for name in ("no change", "held frame")}
+    h, nowhere = parse_edit_hypothesis("set velocity 0.2 0 on value", "coinrun"), Judged({}, {}, {}, {}, "coinrun")
+    for size, told in (("wrong", False), ("open", True)):  # an edit whose size was refuted was told to need more starts
+        claim = claim_of_edit(h, {**about, **seen, **answers, **errors, "size": size}, nowhere)
+        assert ("some 150 could tell" in claim["text"]) == told == (claim["verdict"] == "open")
 
 
 def test_the_gate_is_over_the_starts_that_some_change_is_about():

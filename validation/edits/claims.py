@@ -125,7 +125,7 @@ def _claim(h: EditHypothesis, row: dict[str, Any], judged: Judged) -> dict[str, 
         "through_world": _through(row),
         "needed": squared_errors(row, RIVALS) if told else "nothing foretold it",
     }  # fmt: skip
-    said += verdicts.too_few(row["n"], row["starts_for_no"])
+    said += verdicts.too_few(row["n"], row["starts_for_no"], row["verdict"])
     text += f": {said}{f'; {_beyond(row)}' if 'beyond_pixels' in row else ''}."
     claim = {"headline": True, "hypothesis": h.name, **row, "sentence": said, "text": text}
     return claim | {"parts": parts_of(row, words)}
