@@ -25,6 +25,7 @@ from core.episodes import spread_over_episodes
 from core.progress import bar
 from core.stats import between, bootstrap_mean, few, ratios, share_of
 from core.trees import flatten
+from core.words import counted
 
 SHOWN = (4, 16)  # steps after which what is left of a difference is said
 
@@ -259,8 +260,8 @@ def summary(result: Result, settle_steps: int, out: Path) -> str:
     """What a person wants to know, in a few lines."""
     s, points = result.scalars, result.tables["points"]
     lines = [
-        f"{len(result.notes['inputs'])} constant inputs: {s['fixed_points']['value']:.0f} fixed points, "
-        f"{s['slow_points']['value']:.0f} slow ones"
+        f"{counted(len(result.notes['inputs']), 'constant input')}: "
+        f"{counted(int(s['fixed_points']['value']), 'fixed point')}, {s['slow_points']['value']:.0f} slow"
     ]
     for number, one in enumerate(result.notes["inputs"]):
         mine = [row for row in points if row["input"] == number]
@@ -273,7 +274,7 @@ def summary(result: Result, settle_steps: int, out: Path) -> str:
     lines.append(f"  {left_in_words(result)}")
     top = s["lyapunov_driven"]
     lines.append(
-        f"  largest Lyapunov exponent along {top['n']} episodes: {top['value']:.3f}{between(*ends_of(top), '.3f')} "
-        f"nats a step{few(top['n'])}"
+        f"  largest Lyapunov exponent along {counted(top['n'], 'episode')}: {top['value']:.3f}"
+        f"{between(*ends_of(top), '.3f')} nats a step{few(top['n'])}"
     )
     return "\n".join([*lines, f"  {out}"])

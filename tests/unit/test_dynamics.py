@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from analysis.dynamics.lyapunov import lyapunov, of_settled
 from analysis.dynamics.modes import attractor, modes, period, persistence, stability, time_constant
 from analysis.dynamics.recurrence import Recurrence
 from analysis.dynamics.retention import Left
-from analysis.dynamics.tables import along, analyse, left_in_words, put_exponents, put_left
+from analysis.dynamics.tables import along, analyse, left_in_words, put_exponents, put_left, summary
 from analysis.shared.directions import neuron_basis
 from core.artefacts import Result
 from core.contracts import EnvSpec, Field, UserError
@@ -486,3 +488,13 @@ def test_episodes_that_are_too_short_are_refused() -> None:
     still = [Still("nothing", None, torch.zeros(2).double())]
     with pytest.raises(UserError, match="no episode has more than 9 steps"):
         analyse(memory, short, still, DynamicsConfig(starts=8, burn_in=5))
+
+
+def test_one_episode_and_one_point_are_said_so() -> None:
+    result = Result(notes={"inputs": [{"name": "mean input", "where": None}]})
+    for name, value in {"fixed_points": 1, "slow_points": 0, "memory": 2, "lyapunov_driven": -1.3}.items():
+        result.scalar(name, value, "", 1, (math.nan, math.nan))
+    result.tables["points"] = []
+    result.tables["left"] = [{"steps": t, "left": 0.4, "low": None, "high": None, "n": 1} for t in (1, 4)]
+    said = summary(result, 300, Path("runs/dynamics"))
+    assert said.startswith("1 constant input: 1 fixed point, 0 slow\n") and "along 1 episode: -1.300 nats" in said
