@@ -72,13 +72,15 @@ def numbers_of(
 
 
 def levels_of(store: RolloutStore) -> np.ndarray | None:
-    """The number of the level of every episode, int64 [E]; None where the truth does not say it, or one has several."""
+    """The number of the level of every episode, int64 [E]; None where the truth does not say it of each, or one has
+    several.  Steps at which it is not told (NaN) say nothing."""
     known = names_of(store)
     if "level" not in known:
         return None
     level_E = np.full(len(store), -1, np.int64)
     for e in np.flatnonzero(np.minimum(store.steps, store.rows) > 0).tolist():
         level_T = numbers_of(store, e, ["level"], known)["level"]
+        level_T = level_T[~np.isnan(level_T)]
         if not len(level_T) or np.ptp(level_T) > 0:
             return None
         level_E[e] = int(level_T[0])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from analysis.events.counts import TOO_FEW, Counts, differences, rates, verdict
+from analysis.shared.truths import levels_of
+from core import artefacts
+from core.episodes import RolloutStore, StoreWriter
 from core.stats import means
+from envs.planted import PlantedAgent, record_planted
 
 
 def counts(times: np.ndarray, unit: np.ndarray) -> Counts:
@@ -106,3 +113,18 @@ def test_what_happens_at_most_once_has_an_exact_interval() -> None:
     assert apart["difference_low"] == pytest.approx(-row["rate_high"])
     assert apart["difference_high"] == pytest.approx(rates(others, rng)[0]["rate_high"])
     assert verdict(-0.1, 0.01) == "less often" and verdict(0.1, 0.2) == "no difference found"
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_a_level_that_is_told_now_and_then_is_known_where_it_is_told(tmp_path: Path, unknown: bool) -> None:
+    """A world may leave it out of some steps (NaN); an episode in which it never told ended in a traceback."""
+    with artefacts.new_run(tmp_path / "rollouts", "record", {}) as run, StoreWriter(run.path) as writer:
+        artefacts.write_json(run.path / "spec.json", PlantedAgent().spec.to_json())
+        run.facts = {"source": "real"}
+        for e, episode in enumerate(record_planted(episodes=2, steps=6)):
+            level = np.full(len(episode.h), np.nan)
+            level[e : None if unknown and e else 3] = np.nan if unknown and e else 7.0 + e
+            writer.add(replace(episode, truth={"level": level}))
+    with RolloutStore(tmp_path / "rollouts") as store:
+        found = levels_of(store)
+    assert found is None if unknown else found is not None and found.tolist() == [7, 8]
