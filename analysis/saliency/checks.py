@@ -45,7 +45,7 @@ def infidelity(
                 max_examples_per_batch=batch_of(len(frame.chosen_S), draws, ROWS),
                 normalize=True,
             )  # fmt: skip
-        return np.asarray(found.cpu(), np.float64)
+        return np.maximum(np.asarray(found.cpu(), np.float64), 0.0)  # a mean square, but for captum's rounding
 
     real = [maps[n].detach() for n in frame.obs]
     return np.stack([score(real), score([_shuffled(x, ids, seed) for x in real])], 1)
