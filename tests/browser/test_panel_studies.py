@@ -170,6 +170,28 @@ def test_a_run_of_an_earlier_version_says_what_it_lacks(extraction: Path, tmp_pa
     assert "it has no index, features. The command above makes it again" in (tmp_path / "out" / PAGE).read_text()
 
 
+def test_learning_curves_and_matches_are_shown(tmp_path: Path) -> None:
+    """A run of curves alone was said to be of an earlier version, and what matches was on no page."""
+    ends = {"method": "ppo <b>", "game": "coinrun", "split": "train", "seeds": 1, "return": 7.5, "steps": 100.0}
+    matches = [
+        {"description": "in mid air", "verdict": "not seen", "share": 0.0},
+        {"description": "at the end", "verdict": "match", "code": 1, "phi": 0.5, "low": 0.4, "high": 0.6},
+    ]
+    for name, tables, notes in (
+        ("curves", {"curve_ends": [ends]}, {}),
+        ("matches", {"matches": matches}, {"names": {"0": "a", "1": "runs & jumps"}, "states": 3}),
+    ):
+        with new_run(tmp_path / "runs" / name, "semantics", {}) as run:
+            codes = {"tsne_index": np.zeros((3, 2), np.int64), "code": np.zeros(3, np.int64)}
+            maps = {key: np.zeros((3, 2), np.float32) for key in ("plane", "tsne")}
+            Result(tables=tables, notes=notes, arrays={**codes, **maps} if notes else {}).save(run.path)
+    main(cli.parse(PanelConfig, ["build", str(tmp_path / "runs"), "--out", str(tmp_path / "out")], STAGE))
+    text = (tmp_path / "out" / PAGE).read_text()
+    assert "An earlier version" not in text and "ppo &lt;b&gt;" in text and "Where learning curves end" in text
+    row = re.search("<tr><td[^>]*><span>at the end.*?</tr>", text)
+    assert row is not None and "runs &amp; jumps" in row[0] and "0.5" in row[0]
+
+
 def test_studies_alone_have_no_samples(clusters: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="shows samples of an agent; these runs have none"):
         main(cli.parse(PanelConfig, ["build", str(clusters), "--only", "1", "--out", str(tmp_path / "out")], STAGE))

@@ -82,7 +82,7 @@ class Study:
         """Those that are there.  told: {table: (caption, columns)}."""
         for name, (caption, columns) in told.items():
             if rows := result.tables.get(name):
-                titles = {c: c.replace("_", " ") for c in columns if c in rows[0]}
+                titles = {c: c.replace("_", " ") for c in columns if any(c in row for row in rows)}
                 self.html.append(table(rows, caption, titles, most=60))
 
     def scalars(self, result: Result) -> None:
@@ -219,24 +219,38 @@ def _probes(run: Traced, result: Result, name: str) -> Study:
 
 
 def _semantics(run: Traced, result: Result, name: str) -> Study:
-    study, arrays = Study(), result.arrays
+    """Codes of a policy, where the run is of one; learning curves, where it drew some."""
+    study = Study()
+    if "names" in result.notes:
+        _codes(study, run, result, name)
+    if result.tables.get("curve_ends"):
+        columns = ("method", "game", "split", "seeds", "return", "low", "high", "steps")
+        study.tables(result, {"curve_ends": ("Where learning curves end", columns)})
+        study.pictures(run.path, {"curves.png": "Learning curves: mean of each method, with its interval over seeds"})
+    return study
+
+
+def _codes(study: Study, run: Traced, result: Result, name: str) -> None:
+    """What the codes of a policy are."""
+    arrays = result.arrays
     names = {int(c): said for c, said in result.notes["names"].items()}
     if "plane" in arrays:
         maps = {"plane of the codes": arrays["plane"], "t-SNE of the features": arrays["tsne"]}
         study.points(name, arrays["tsne_index"], maps, [labels("code", arrays["code"], names)])
     else:
         study.html += [paragraph("No embeddings were made; to make them:"), command(_with_embeddings(run, result))]
-    for use in result.tables.get("use", ()):
-        use.setdefault("name", names.get(use["code"], ""))
+    for row in (*result.tables.get("use", ()), *result.tables.get("matches", ())):
+        row.setdefault("name", names.get(row.get("code", -1), ""))
     study.tables(result, {
         "use": ("How much every code is used", ("code", "name", "states", "share", "units", "run_length", "value")),
         "silhouettes": ("Separation", ("labels", "space", "silhouette", "rows")),
         "runs": ("How long a code lasts", ("labels", "run_length", "low", "high", "rows", "episodes", "surrogates")),
         "agreement": ("Agreement with others", ("with", "kind", "ari", "ari_rotated", "nmi", "nmi_rotated", "n")),
+        "matches": (f"Descriptions and codes, {result.notes.get('matches_are', '')}", (
+            "description", "verdict", "code", "name", "phi", "low", "high", "q_rotated", "q_exchanged", "levels")),
         "effects": ("What the codes are about", ("name", "what", "kind", "d", "low", "high", "steps", "n")),
     })  # fmt: skip
     study.scalars(result)
-    return study
 
 
 def _with_embeddings(run: Traced, result: Result) -> str:
@@ -317,6 +331,8 @@ REQUIRED = {
 
 def lacks(stage: str, result: Result) -> list[str]:
     """What a result of a stage should hold and does not."""
+    if stage == "semantics" and result.tables.get("curve_ends"):
+        return []  # learning curves can be drawn of no policy
     return [name for name in REQUIRED[stage] if name not in {*result.arrays, *result.tables, *result.notes}]
 
 
