@@ -55,7 +55,7 @@ def page(
     level_M = index_M2[:, 0] if level_E is None else level_E[index_M2[:, 0]]
     data = {
         "maps": {name: packed(np.asarray(xy, np.float32)) for name, xy in maps.items()},
-        "code": packed(states.code_N[rows_M].astype(np.uint8)), "level": packed(level_M.astype(np.int32)),
+        "code": packed(states.code_N[rows_M].astype(np.int32)), "level": packed(level_M.astype(np.int32)),
         "step": packed(index_M2[:, 1].astype(np.int32)), "value": packed(states.value_N[rows_M].astype(np.float32)),
         "names": list(names.values()), "colours": list(label_colours(range(states.codes)).values()),
         "sheets": sheets_of(frames_MHWC), "sheet": SHEET, "frame": [frames_MHWC.shape[2], frames_MHWC.shape[1]],

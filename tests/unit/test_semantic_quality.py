@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from agents.semantic import SemanticOptions
+from analysis.semantics import hover
 from analysis.semantics.films import _captioned
 from analysis.semantics.quality import neighbours, run_lengths, use_of_codes
 from analysis.semantics.states import States
@@ -128,3 +132,16 @@ def test_a_frame_that_is_no_square_keeps_its_shape_in_a_film(
 ) -> None:
     below = (_captioned(np.zeros(shape, np.uint8), "", 0)[18:] == 0).all(-1)  # the caption's strip is above
     assert (below.any(1).sum(), below.any(0).sum()) == seen
+
+
+def test_the_page_of_a_large_codebook_names_every_code_by_its_own_name() -> None:
+    """Codes were bytes: the states of code 256 + c had the name and the colour of code c."""
+    code_N, plane_N2 = np.array([3, 259, 511]), np.eye(3)[:, :2]
+    states = States(plane_N2, plane_N2, code_N, plane_N2[:, 0], code_N, np.eye(3, 2, dtype=np.int64), code_N, 512)
+    frames = np.zeros((3, 8, 8, 3), np.uint8)
+    names = {c: f"code {c}" for c in range(512)}
+    text = hover.page(frames, states, np.arange(3), {"plane": plane_N2}, None, names, "States")
+    found = re.search('<script type="application/json" id="data">(.*?)</script>', text)
+    assert found is not None
+    code = json.loads(found[1])["code"]
+    assert np.frombuffer(base64.b64decode(code["base64"]), code["dtype"]).tolist() == [3, 259, 511]
