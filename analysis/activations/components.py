@@ -10,29 +10,30 @@ import numpy as np
 from analysis.activations.verdicts import rounded
 from core.stats import ATANH, LOST, jackknifed, left_out
 
-FOLDS = 5  # of lives
+FOLDS = 5  # of units
 
 
 def relations(
-    pc_NK: np.ndarray, features_NF: np.ndarray, names: Sequence[str], life_N: np.ndarray, *, rng: np.random.Generator,
+    pc_NK: np.ndarray, features_NF: np.ndarray, names: Sequence[str], unit_N: np.ndarray, *, rng: np.random.Generator,
     resamples: int,
 ) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
-    """Tables ``pca_features`` (Pearson r of every component and feature, with intervals over lives) and ``pca_r2``
-    (R^2 of every feature read from all components together, and of every component from all features, in lives not
-    fitted on).
+    """Tables ``pca_features`` (Pearson r of every component and feature, with intervals over units) and ``pca_r2``
+    (R^2 of every feature read from all components together, and of every component from all features, in units not
+    fitted on).  unit: 0 to E-1, what is independent (a world or a life).
 
-    Everything comes from the moments of each life, so that to resample lives is to add matrices up.  What never changes
+    Everything comes from the moments of each unit, so that to resample units is to add matrices up.  What never changes
     has neither.
     """
-    lives, k = int(life_N.max()) + 1, pc_NK.shape[1]
+    units, k = int(unit_N.max()) + 1, pc_NK.shape[1]
     z_ND = np.concatenate([pc_NK, features_NF], 1).astype(np.float64)
     std_D = z_ND.std(0)
     flat_D = std_D <= 1e-12 * np.abs(z_ND).max(0)
     z_ND = (z_ND - z_ND.mean(0)) / np.where(flat_D, 1, std_D)
     z_ND[:, flat_D] = 0
     z_ND = np.concatenate([np.ones((len(z_ND), 1)), z_ND], 1)
-    starts = np.flatnonzero(np.diff(life_N, prepend=-1))
-    moments_EDD = np.stack([part.T @ part for part in np.split(z_ND, starts[1:])])
+    order = np.argsort(unit_N, kind="stable")
+    starts = np.cumsum(np.bincount(unit_N))[:-1]
+    moments_EDD = np.stack([part.T @ part for part in np.split(z_ND[order], starts)])
 
     def correlation(m_RDD: np.ndarray) -> np.ndarray:
         """[R, K, F] from sums of products."""
@@ -44,7 +45,7 @@ def relations(
         return np.where(np.isfinite(out), out, np.nan)[:, :k, k:]
 
     r_KF = correlation(moments_EDD.sum(0)[None])[0]
-    weight_GE = left_out(lives, rng)
+    weight_GE = left_out(units, rng)
     by_left_out = correlation(np.tensordot(weight_GE, moments_EDD, 1))
     _, low_KF, high_KF = jackknifed(by_left_out, rng=rng, link=ATANH, draws=resamples)
     table = [
@@ -54,7 +55,7 @@ def relations(
         for f, name in enumerate(names)
     ]  # fmt: skip
     pcs, features = 1 + np.arange(k), 1 + k + np.arange(len(names))
-    fold_E = rng.permutation(lives) % min(FOLDS, lives)
+    fold_E = rng.permutation(units) % min(FOLDS, units)
     r2 = []
     for kind, x, y, of in (
         ("feature", pcs, features, list(names)),
@@ -68,7 +69,7 @@ def relations(
                 "r2": rounded(value[j]),
                 "low": rounded(low[j]),
                 "high": rounded(high[j]),
-                "n": lives,
+                "n": units,
             }
             for j, name in enumerate(of)
         ]
@@ -84,7 +85,7 @@ def _held_out_r2(
     rng: np.random.Generator,
     resamples: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(R^2, low, high) of columns y by least squares on columns x, each life by a fit on the lives of other folds."""
+    """(R^2, low, high) of columns y by least squares on columns x, each unit by a fit on the units of other folds."""
     error_EY, spread_EY = np.full((2, len(moments_EDD), len(y)), np.nan)
     for fold in np.unique(fold_E) if fold_E.max() else []:
         train = moments_EDD[fold_E != fold].sum(0)

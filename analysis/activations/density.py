@@ -94,25 +94,32 @@ def stability(
 
 
 def transitions(
-    label_N: np.ndarray, life_N: np.ndarray, *, rng: np.random.Generator, shuffles: int = 100
+    label_N: np.ndarray,
+    life_N: np.ndarray,
+    *,
+    rng: np.random.Generator,
+    shuffles: int = 100,
+    unit_E: np.ndarray | None = None,
 ) -> tuple[Estimate, np.ndarray]:
     """(share of consecutive records of a life, both in a cluster, that are in different ones; the same [shuffles] where
-    every life's records are in random order).  NaN where there are no such records."""
+    every life's records are in random order).  NaN where there are no such records.  unit_E: 0 to U-1, which lives are
+    not independent (none: every life is its own unit)."""
+    unit_E = np.arange(int(life_N.max()) + 1) if unit_E is None else unit_E
 
     def pairs(labels: np.ndarray) -> np.ndarray:
-        """(changes, pairs) of every life, [E, 2]."""
+        """(changes, pairs) of every unit, [U, 2]."""
         both = (life_N[1:] == life_N[:-1]) & (labels[1:] != NOISE) & (labels[:-1] != NOISE)
         changed = both & (labels[1:] != labels[:-1])
-        return np.stack([np.bincount(life_N[1:], w, int(life_N.max()) + 1) for w in (changed, both)], 1)
+        return np.stack([np.bincount(unit_E[life_N[1:]], w, int(unit_E.max()) + 1) for w in (changed, both)], 1)
 
-    def rate(pairs_E2: np.ndarray) -> float:
-        changed, both = pairs_E2.sum(0)
+    def rate(pairs_U2: np.ndarray) -> float:
+        changed, both = pairs_U2.sum(0)
         return float(changed / both) if both else np.nan
 
-    pairs_E2 = pairs(label_N)
-    value, low, high, lives = (x[0] for x in shares(pairs_E2[:, :1], pairs_E2[:, 1:]))
+    pairs_U2 = pairs(label_N)
+    value, low, high, units = (x[0] for x in shares(pairs_U2[:, :1], pairs_U2[:, 1:]))
     floor = [rate(pairs(label_N[np.lexsort((rng.random(len(label_N)), life_N))])) for _ in range(shuffles)]
-    return Estimate(float(value), float(low), float(high), int(lives)), np.array(floor)
+    return Estimate(float(value), float(low), float(high), int(units)), np.array(floor)
 
 
 def rolling_mean(x_TF: np.ndarray, window: int) -> np.ndarray:

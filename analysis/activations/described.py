@@ -79,9 +79,9 @@ def analyse(records: Records, config: ActivationsConfig) -> Result:
             "settings": cli.to_json(config) | {"directory": None, "out": None},
             "units": int(records.h_NH.shape[1]),
             "agents_are": records.agents_are,
-            "unit": f"a life of an agent ({n_lives} lives in {records.worlds or 'unknown'} worlds; lives of one world "
-            "share its map and its events, so that intervals over lives are too narrow for what differs between worlds)"
-            f"; of effect sizes and verdicts: a {'world' if lives.by_world else 'life'}",
+            "unit": f"a {'world' if lives.by_world else 'life of an agent'} ({n_lives} lives in "
+            f"{records.worlds or 'unknown'} worlds; lives of one world share its map and its events, so that intervals "
+            "over lives are too narrow for what differs between worlds); of stability: a life",
         },
     )
     result.scalar("worlds", records.worlds, "worlds")
@@ -91,7 +91,7 @@ def analyse(records: Records, config: ActivationsConfig) -> Result:
     result.scalar("lives", n_lives, "lives")
     result.scalar("pca_explained", float(explained_K.sum()), f"share of variance, {len(explained_K)} components")
     result.tables |= relations(
-        pc_NK, records.features_NF, records.names, lives.life_N, rng=rng, resamples=config.resamples
+        pc_NK, records.features_NF, records.names, lives.unit_E[lives.life_N], rng=rng, resamples=config.resamples
     )
     if not config.metric_only:
         _cluster(result, records, pc_NK, config, rng)
@@ -182,7 +182,7 @@ def describe(
     """Numbers and verdicts of the clusters in ``result.arrays['label']``, into the result."""
     lives, label_N = records.lives, result.arrays["label"]
     clusters, n = int(label_N.max()) + 1, len(lives.agent_E)
-    noise = share_of(label_N == NOISE, lives.life_N)
+    noise = share_of(label_N == NOISE, lives.unit_E[lives.life_N])
     result.scalar("noise_share", noise.value, "share of records in no cluster", noise.n, noise.interval)
     result.scalar("clusters", clusters, "clusters")
     result.tables |= {"clusters": [], "effects": [], "joint": []}
@@ -209,7 +209,7 @@ def describe(
     result.scalar(
         "dbcv", dbcv, "density-based validity, -1 to 1 (fast form)", len(result.arrays.get("fitted", label_N))
     )
-    change, floor = transitions(label_N, lives.life_N, rng=rng)
+    change, floor = transitions(label_N, lives.life_N, rng=rng, unit_E=lives.unit_E)
     unit = "changes of cluster a pair of consecutive records in clusters"
     result.scalar("transition_rate", change.value, unit, change.n, change.interval)
     if change.n:

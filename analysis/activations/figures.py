@@ -327,6 +327,7 @@ def _draw_correlations(result: Result) -> Any:
     names = result.notes["features"]
     of = _table(result, "pca_features", "component", "feature")
     k = 1 + max(i for i, _ in of)
+    units = "worlds" if result.notes["unit"].startswith("a world") else "lives"
     r = np.array([[_number(of[i, name]["r"]) for i in range(k)] for name in names])
     sure = np.array([[_number(of[i, n]["low"]) > 0 or _number(of[i, n]["high"]) < 0 for i in range(k)] for n in names])
     wide, size = (0.62, 7) if k <= 12 else (0.46, 6)  # of many components
@@ -345,13 +346,13 @@ def _draw_correlations(result: Result) -> Any:
     axis.set_yticks(range(len(names)), list(map(_words, names)), fontsize=8)
     axis.set_xticks(range(k), [str(i) for i in range(k)], fontsize=8)
     axis.set_xlabel("principal component", fontsize=8)
-    axis.set_title("Pearson r (bold: 95 % interval over lives excludes 0)", fontsize=10)
+    axis.set_title(f"Pearson r (bold: 95 % interval over {units} excludes 0)", fontsize=10)
     figure.colorbar(image, ax=axis, location="left", shrink=0.8, label="Pearson r")
     r2 = _table(result, "pca_r2", "kind", "name")
     _r2_bars(axes[0, 1], [r2["feature", n] for n in names], names, flat=False)
     axes[0, 1].invert_yaxis()
     axes[0, 1].set_title(f"Feature from {k} components", fontsize=10)
-    axes[0, 1].set_xlabel("R² in lives not fitted on", fontsize=8)
+    axes[0, 1].set_xlabel(f"R² in {units} not fitted on", fontsize=8)
     components = [f"PC {i}" for i in range(k)]
     _r2_bars(axes[1, 0], [r2["component", n] for n in components], [str(i) for i in range(k)], flat=True)
     axes[1, 0].set_xlabel("principal component", fontsize=8)
@@ -359,7 +360,9 @@ def _draw_correlations(result: Result) -> Any:
     axes[1, 0].set_ylabel("R²", fontsize=8)
     axes[1, 1].set_axis_off()
     n = result.scalars["lives"]["value"]
-    figure.suptitle(f"Principal components and features ({n:.0f} lives; bars: 95 % intervals over lives)", fontsize=11)
+    figure.suptitle(
+        f"Principal components and features ({n:.0f} lives; bars: 95 % intervals over {units})", fontsize=11
+    )
     return figure
 
 

@@ -659,6 +659,29 @@ def test_components_and_features_agree_with_their_definitions() -> None:
     assert abs(blind["pca_r2"][0]["r2"]) < 0.02
 
 
+def test_features_that_worlds_share_are_read_in_worlds_not_fitted_on() -> None:
+    """Of 12 worlds of 6 lives: where a world can be told from the state, a number that each world drew at random was
+    read in lives that were held out, their world not."""
+    rng = np.random.default_rng(0)
+    life = np.repeat(np.arange(72), 10)
+    world_E = rng.permutation(np.arange(72) % 12)
+    told, drawn = np.eye(12), rng.standard_normal(12)
+    pc = told[world_E[life]] + 0.01 * rng.standard_normal((len(life), 12))
+    by = {name: {row["name"]: row for row in relations(
+              pc, drawn[world_E[life], None], ["drawn"], unit, rng=np.random.default_rng(1), resamples=99
+          )["pca_r2"]}["drawn"] for name, unit in (("lives", life), ("worlds", world_E[life]))}  # fmt: skip
+    assert by["lives"]["r2"] > 0.9 and by["worlds"]["r2"] < 0 and by["worlds"]["n"] == 12
+
+
+def test_worlds_are_the_units_of_shares_where_there_are_enough() -> None:
+    records, _ = planted("behaviour", 0)
+    worlds = np.arange(len(records.lives.agent_E)) % 12
+    result = analyse(replace(records, lives=replace(records.lives, world_E=worlds), worlds=12), CONFIG)
+    assert result.notes["unit"].startswith("a world (")
+    assert {result.scalars[name]["n"] for name in ("noise_share", "transition_rate")} == {12}
+    assert {row["n"] for row in result.tables["pca_r2"]} == {12}
+
+
 def test_figures_are_of_all_components_that_are_clustered(tmp_path: Path) -> None:
     """Pairs (0, 1), (2, 3) ... of all; a feature along the three components that it goes with most; rolling means."""
     records, truth = planted("behaviour", 0)
