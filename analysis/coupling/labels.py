@@ -10,7 +10,7 @@ import torch
 
 from analysis.coupling.correlation import Labelled
 from analysis.shared.behaviours import Behaviours
-from analysis.shared.samples import source_episodes
+from analysis.shared.samples import source_units
 from core.contracts import UserError
 from core.directions import Basis
 from core.episodes import RolloutStore
@@ -38,7 +38,7 @@ def labelled(
     """Every step of a store's episodes (None: of all) with its coordinates and behaviour, and its h."""
     columns, index = store.pooled("h", episodes=episodes)
     c = basis.project(torch.from_numpy(columns["h"])).numpy().astype(np.float64)
-    unit = source_episodes(store, range(len(store)))[index[:, 0]]
+    unit = source_units(store, range(len(store)))[index[:, 0]]
     return Labelled(index, unit, behaviour_labels(index, behaviours, source), c), columns["h"]
 
 

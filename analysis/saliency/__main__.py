@@ -35,7 +35,7 @@ from analysis.saliency.maps import MapsWriter
 from analysis.saliency.tables import said_of_ended, said_of_parts
 from analysis.shared.bases import bases_in
 from analysis.shared.quantities import find_quantities
-from analysis.shared.samples import Latents, not_modal, source_episodes
+from analysis.shared.samples import Latents, not_modal, source_units
 from analysis.shared.sources import check_own, open_samples
 from analysis.shared.strips import NO_PICTURE
 from core import artefacts, config as cli
@@ -126,7 +126,7 @@ def main(config: SaliencyConfig) -> None:
             raise UserError(f"{late.name} needs --target_step {late.first_step} or later")
         latents = Latents(store, ids, device)
         z_SZ: torch.Tensor | Latents = latents
-        units = source_episodes(store, ids)
+        units = source_units(store, ids)
         simulator = as_started(simulator, store)
         # The mean of their latents is no sample's.
         explained = [] if config.combine_samples_not_iterate else ids

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from analysis.shared.units import groups_of
+from core.artefacts import MANIFEST, manifest_sha256
 from core.contracts import UserError
 from core.episodes import RolloutStore
 from core.roll import Simulator
+from envs.registry import agents_a_world
 
 REPLAY_TOLERANCE = 1e-3  # of h; a replay that took another action is off by far more
 AT_ONCE = 32  # samples rolled out again at once
@@ -27,11 +31,39 @@ class Latents:
         return torch.from_numpy(self._store.latents(self._ids[rows])).to(self._device)
 
 
-def source_episodes(store: RolloutStore, episodes: Sequence[int]) -> np.ndarray:
-    """int64: which independent episode each rollout belongs to.  Simulated rollouts that start in the same real
-    episode are one; any other rollout is its own."""
+def source_units(store: RolloutStore, episodes: Sequence[int]) -> np.ndarray:
+    """int64: which independent unit each rollout belongs to.
+
+    Real lives of one playing of a world are one unit, where the world has many agents; simulated rollouts that start in
+    the same real episode, or in lives of one playing, are one; any other rollout is its own.  Which lives played
+    together is read from the recording that samples were made from: where that is gone, and its world has many agents,
+    a note says that lives are taken for independent."""
+    if store.manifest["facts"].get("source") == "real":
+        return -1 - played_together(store)[np.asarray(episodes, np.int64)]
     starts = [store.meta(e).get("start") for e in episodes]
-    return np.array([-1 - e if s is None else int(s[0]) for e, s in zip(episodes, starts, strict=True)], np.int64)
+    of_real = None if all(s is None for s in starts) else _worlds_started_in(store)
+    unit = [-1 - e if s is None else int(s[0]) if of_real is None else int(of_real[int(s[0])])
+            for e, s in zip(episodes, starts, strict=True)]  # fmt: skip
+    return np.array(unit, np.int64)
+
+
+def played_together(store: RolloutStore) -> np.ndarray:
+    """int64 [episodes] of a real recording: equal for lives of one playing of a world; else a number of its own."""
+    groups = groups_of(store)
+    return groups.get("world", groups["life"])
+
+
+def _worlds_started_in(store: RolloutStore) -> np.ndarray | None:
+    """``played_together`` of the recording that samples were made from; None where that is gone."""
+    named = store.manifest["inputs"].get("rollouts", {})
+    path = (store.path / str(named.get("path", ""))).resolve()
+    if not named or not (path / MANIFEST).exists() or manifest_sha256(path) != named["manifest_sha256"]:
+        if agents_a_world(store.spec) > 1:
+            print(f"note: the recording that {store.path} starts in is gone, so it is not known which lives played in "
+                  "one world: they are taken for independent", file=sys.stderr)  # fmt: skip
+        return None
+    with RolloutStore(path) as real:
+        return played_together(real)
 
 
 def made_otherwise(store: RolloutStore) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.shared.samples import played_together
 from core.contracts import UserError
 from core.episodes import RolloutStore, spread_over_episodes
 from core.roll import Simulator
@@ -78,7 +79,7 @@ class Starts(NamedTuple):
 
     z_SZ: Tensor
     where_S2: np.ndarray  # int64, (episode, step) of the first frame a start was inferred from; -1: random
-    unit_S: np.ndarray  # the independent episode of each start
+    unit_S: np.ndarray  # equal for starts that are not independent: of one episode, or of lives of one world
     population: Population
 
     def best(self, y_S: np.ndarray, screen: int) -> Starts:
@@ -111,4 +112,4 @@ def informed_starts(
     z, population = (
         informed_latents(simulator.world, store, windows[at], device, draws) for at in (chosen, controls_at)
     )
-    return Starts(z, windows[chosen], windows[chosen, 0], Population.of(population))
+    return Starts(z, windows[chosen], played_together(store)[windows[chosen, 0]], Population.of(population))
