@@ -42,7 +42,7 @@ from analysis.semantics.matches import Descriptions, matches, read_descriptions,
 from analysis.semantics.states import NAMES, States, open_policy, placed, read_names, read_states
 from analysis.shared.agents import short_names
 from analysis.shared.behaviours import STAGE as BEHAVIOURS, load_behaviours
-from analysis.shared.clusters import k_means, nearest_centre
+from analysis.shared.clusters import STEPS_PER_CLUSTER, k_means, nearest_centre
 from analysis.shared.maps import LEAST_MAPPED, check_mappable, embed
 from analysis.shared.sources import check_made_from
 from analysis.shared.truths import levels_of, names_of, numbers_of
@@ -287,6 +287,13 @@ def check_states(config: SemanticsConfig, made: Sequence[str], subject: Subject)
             check_mappable(
                 count, "tsne" if part == "embeddings" else "pca", more if len(subject.states) >= LEAST_MAPPED else none
             )
+    live = subject.states.codes - len(subject.states.dead)
+    if "quality" in made and len(subject.states) < (need := STEPS_PER_CLUSTER * live):
+        raise UserError(
+            f"{config.rollouts}: {len(subject.states)} states are too few for k-means of as many clusters as there are "
+            f"codes with states ({live}), which quality compares with; at least {need} are needed: record more, or "
+            "name the parts without quality"
+        )
     if not {"videos", "hover"} & set(made):
         return ""
     if (found := subject.store.spec.picture) is None:

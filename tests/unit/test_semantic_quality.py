@@ -6,16 +6,20 @@ import base64
 import json
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agents.semantic import SemanticOptions
 from analysis.semantics import hover
+from analysis.semantics.__main__ import SemanticsConfig, check_states
 from analysis.semantics.films import _captioned
 from analysis.semantics.quality import neighbours, run_lengths, use_of_codes
 from analysis.semantics.states import States
 from core.artefacts import Result
+from core.contracts import UserError
 
 EPISODES, STEPS, FEATURES = 60, 50, 12
 ANGLE = np.arange(6) * np.pi / 3
@@ -145,3 +149,14 @@ def test_the_page_of_a_large_codebook_names_every_code_by_its_own_name() -> None
     assert found is not None
     code = json.loads(found[1])["code"]
     assert np.frombuffer(base64.b64decode(code["base64"]), code["dtype"]).tolist() == [3, 259, 511]
+
+
+def test_too_few_states_for_k_means_are_said_in_words_of_the_stage() -> None:
+    """The line asked for fewer --clusters, a flag that analysis.semantics does not have."""
+    code_N = np.arange(12) % 4
+    plane_N2, index_N2 = np.zeros((12, 2)), np.stack([code_N, np.arange(12)], 1)
+    states = States(plane_N2, plane_N2, code_N, plane_N2[:, 0], code_N, index_N2, code_N, 5)
+    subject: Any = SimpleNamespace(states=states)
+    with pytest.raises(UserError, match="12 states are too few .* codes with states .4., .* at least 20"):
+        check_states(SemanticsConfig(), ["quality"], subject)
+    assert check_states(SemanticsConfig(), ["names"], subject) == ""
