@@ -73,15 +73,18 @@ def numbers_of(
 
 def levels_of(store: RolloutStore) -> np.ndarray | None:
     """The number of the level of every episode, int64 [E]; None where the truth does not say it of each, or one has
-    several.  Steps at which it is not told (NaN) say nothing."""
+    several.  Steps at which it is not told (NaN) say nothing.  Levels whose numbers are not whole are counted, from 0
+    on, in the order of these."""
     known = names_of(store)
     if "level" not in known:
         return None
-    level_E = np.full(len(store), -1, np.int64)
+    level_E = np.full(len(store), -1.0)
     for e in np.flatnonzero(np.minimum(store.steps, store.rows) > 0).tolist():
         level_T = numbers_of(store, e, ["level"], known)["level"]
-        level_T = level_T[~np.isnan(level_T)]
+        level_T = level_T[np.isfinite(level_T)]
         if not len(level_T) or np.ptp(level_T) > 0:
             return None
-        level_E[e] = int(level_T[0])
-    return level_E
+        level_E[e] = level_T[0]
+    if (level_E != np.rint(level_E)).any():
+        return np.unique(level_E, return_inverse=True)[1].astype(np.int64)
+    return level_E.astype(np.int64)

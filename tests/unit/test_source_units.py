@@ -8,11 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from analysis.coupling.labels import labelled
 from analysis.shared.samples import source_units
+from analysis.shared.truths import levels_of
 from analysis.target_functions import population
 from core import artefacts
 from core.directions import Basis, fingerprint
@@ -23,14 +25,17 @@ OPTIONS = PlantedOptions()
 WORLDS = (0, 0, 1, 1, 2, 2)  # of six lives
 
 
-def write(path: Path, source: str, metas: list[dict[str, Any]], **inputs: Path) -> RolloutStore:
+def write(
+    path: Path, source: str, metas: list[dict[str, Any]], levels: list[np.ndarray] | None = None, **inputs: Path
+) -> RolloutStore:
     agent = PlantedAgent(OPTIONS)
     with artefacts.new_run(path, "record", {}, inputs) as run:
         artefacts.write_json(run.path / "spec.json", agent.spec.to_json())
         run.facts = {"agent": fingerprint(agent), "source": source}
         with StoreWriter(run.path) as writer:
-            for episode, meta in zip(record_planted(OPTIONS, len(metas), 6, 0), metas, strict=True):
-                writer.add(replace(episode, meta=meta))
+            for e, episode in enumerate(record_planted(OPTIONS, len(metas), 6, 0)):
+                truth = {} if levels is None else {"level": np.resize(levels[e], len(episode.h))}
+                writer.add(replace(episode, meta=metas[e], truth=truth))
     return RolloutStore(path)
 
 
@@ -72,3 +77,16 @@ def test_starts_of_target_functions_are_of_their_world(
     starts = population.informed_starts(simulator, stores[0], 6, 8, 0, torch.device("cpu"))
     assert [WORLDS[e] for e in starts.where_S2[:, 0]] == starts.unit_S.tolist()
     assert len(set(starts.where_S2[:, 0].tolist())) == 6
+
+
+def test_levels_are_told_apart_by_numbers_that_are_not_whole_and_by_those_that_come_late(tmp_path: Path) -> None:
+    """Difficulties of .25 and .75 were one level, 0; a level that was not known at first, a traceback."""
+    late, several = np.array([np.nan, 7.0]), np.array([1.0, 2.0])
+    for name, levels, found in (
+        ("shares", [np.array([x]) for x in (0.25, 0.75, 0.25)], [0, 1, 0]),
+        ("late", [late, np.array([5.0]), late], [7, 5, 7]),
+        ("several", [several, late, late], None),
+        ("unknown", [np.array([np.nan])] * 3, None),
+    ):
+        told = levels_of(write(tmp_path / name, "real", [{}] * 3, levels))
+        assert (None if told is None else told.tolist()) == found
