@@ -26,6 +26,7 @@ import numpy as np
 import tyro
 
 from analysis.probes.matrix import NO, OPEN, YES, signed
+from analysis.shared.agents import short_names
 from core import artefacts, config as cli
 from core.artefacts import Result, column_of, finite
 from core.contracts import UserError
@@ -66,17 +67,19 @@ def main(config: OverAgentsConfig) -> None:
     groups = groups_of(config.probes)
     inputs = artefacts.Inputs({f"{name}_{i}": path for name, paths in groups.items() for i, path in enumerate(paths)})
     read = {path: values_of(path) for paths in groups.values() for path in paths}
-    require_agents([path for paths in groups.values() for path in paths])
+    every = [path for paths in groups.values() for path in paths]
+    require_agents(every)
+    short = dict(zip(every, short_names(every), strict=True))
     measures = measures_of(config.measures, read)
     targets = targets_of(config.targets, measures, read)
     contrasts = {words: weights_of(words, list(groups)) for words in config.contrasts or pairs(list(groups))}
-    result = Result(notes={"groups": {name: [p.name for p in paths] for name, paths in groups.items()},
+    result = Result(notes={"groups": {name: [short[p] for p in paths] for name, paths in groups.items()},
                            "measures": list(measures), "smallest": config.smallest,
                            "interval": "95 %, over agents (Student, Welch)"})  # fmt: skip
     result.tables["agents"] = [
-        {"group": name, "agent": path.name, "target": target, "measure": measure, "value": read[path][target, measure]}
-        for measure in measures for target in targets for name, paths in groups.items() for path in paths
-        if (target, measure) in read[path]
+        {"group": name, "agent": short[p], "target": target, "measure": measure, "value": read[p][target, measure]}
+        for measure in measures for target in targets for name, paths in groups.items() for p in paths
+        if (target, measure) in read[p]
     ]  # fmt: skip
     of_group: dict[str, list[dict[str, Any]]] = {"groups": [], "contrasts": []}
     for measure in measures:

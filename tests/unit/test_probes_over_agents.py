@@ -108,6 +108,14 @@ def test_what_differs_between_groups_is_found_and_what_does_not_is_not(agent: Ag
     assert len(result.tables["agents"]) == 2 * 3 * 8
 
 
+def test_agents_whose_runs_have_one_name_are_told_apart(agent: Agent, tmp_path: Path) -> None:
+    """runs/a/probes and runs/b/probes were both "probes" in agents.csv."""
+    words = [f"normal={agent(f'{name}/probes', {'health': 0.1 * i})}" for i, name in enumerate("abc")]
+    result = compared(tmp_path, *words, measures=("h",))
+    assert result.notes["groups"] == {"normal": ["a/probes", "b/probes", "c/probes"]}
+    assert [row["agent"] for row in result.tables["agents"]] == ["a/probes", "b/probes", "c/probes"]
+
+
 def test_a_contrast_of_differences(agent: Agent, tmp_path: Path) -> None:
     words = [f"{name}={agent(f'{name}{i}', {'x': v + 0.001 * i})}"
              for name, v in (("a", 0.5), ("b", 0.2), ("c", 0.4), ("d", 0.3)) for i in range(3)]  # fmt: skip
