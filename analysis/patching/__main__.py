@@ -28,7 +28,7 @@ from analysis.patching.config import PatchingConfig
 from analysis.patching.directions import basis_directions, joined, pca_directions, probe_directions
 from analysis.patching.patch import check_alignment, draw_steps, patch
 from analysis.patching.table import ALL, read_and_used, summary, table_of
-from analysis.shared.units import choose_unit, groups_of
+from analysis.shared.units import choose_unit, groups_told_of, shared_by
 from core import artefacts, config as cli
 from core.artefacts import Result
 from core.contracts import UserError
@@ -79,7 +79,7 @@ def main(config: PatchingConfig) -> None:
                 f"{config.extraction} has no observations ({', '.join(missing)}), and the policy decides with them; "
                 "record it with record.py or analysis.extract_activations"
             )
-        groups_E = groups_of(store)
+        groups_E = groups_told_of(store)
         unit = choose_unit(groups_E, config.unit, least_units(ALPHA), store.path)
         steps = draw_steps(store, config, groups_E[unit], rng)
         ends_E = np.minimum(store.steps, store.rows)
@@ -116,6 +116,7 @@ def main(config: PatchingConfig) -> None:
             "agent": name, "donor": config.donor, "unit": unit, "units": len(np.unique(steps.unit_N)),
             "states": len(steps.h_NH), "controls": config.controls, "directions": directions.names,
             "heads": [*parts, ALL], "identity": patched.identity, **aligned,
+            "shared": shared_by({n: of_E[steps.index_N2[:, 0]] for n, of_E in groups_E.items()}, unit),
         }  # fmt: skip
         result.scalar("identity", patched.identity, "nats, largest KL of patching in a step's own coordinate")
         result.arrays = {

@@ -43,7 +43,7 @@ class PatchingConfig:
     """random directions that occur (each from a recorded state to one of another unit) for every direction, each moving
     every state as far"""
     unit: Unit = "auto"
-    """what is resampled whole: map, world (one run of it) or life; auto: the largest with at least 10"""
+    """what is resampled whole: map, level, world (one run of it) or life; auto: the largest with at least 10"""
     resamples: int = 1000
     """bootstrap resamples of whole units"""
     batch: int = 128

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from analysis.shared.events import parse_condition
-from analysis.shared.truths import levels_of, names_of, numbers_of
-from analysis.shared.units import groups_of
+from analysis.shared.truths import names_of, numbers_of
+from analysis.shared.units import groups_told_of
 from core import config as cli
 from core.contracts import UserError
 from core.episodes import RolloutStore
@@ -199,6 +199,4 @@ def value_of(chosen: Chosen, name: str, time_N: np.ndarray) -> np.ndarray:
 
 def groups_along(store: RolloutStore, index_N2: np.ndarray) -> dict[str, np.ndarray]:
     """What the lives of some rows share, a number a row."""
-    of_episodes, level_E = groups_of(store), levels_of(store)
-    of_episodes |= {} if level_E is None else {"level": level_E}
-    return {name: of[index_N2[:, 0]] for name, of in of_episodes.items()}
+    return {name: of[index_N2[:, 0]] for name, of in groups_told_of(store).items()}

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from analysis.shared.truths import levels_of
 from core import artefacts
 from core.artefacts import Result
 from core.contracts import UserError
@@ -100,6 +101,12 @@ def groups_of(store: RolloutStore) -> dict[str, np.ndarray]:
     return out
 
 
+def groups_told_of(store: RolloutStore) -> dict[str, np.ndarray]:
+    """``groups_of`` and, where the truth of the recording says so, the level."""
+    level_E = levels_of(store)
+    return groups_of(store) | ({} if level_E is None else {"level": level_E})
+
+
 def choose_unit(groups: Mapping[str, np.ndarray], asked: Unit, least: int, of: Path, fewer: str = "") -> str:
     """The name of the group that is held out and resampled whole; UserError if there are too few of it.  of: the
     recording; fewer: what else than more of them would do."""
@@ -107,7 +114,7 @@ def choose_unit(groups: Mapping[str, np.ndarray], asked: Unit, least: int, of: P
     if asked == "auto":
         asked = next((u for u in COARSE if sizes.get(u, 0) >= ENOUGH_UNITS), "life")
     if asked not in sizes:
-        raise UserError(f"--unit {asked}: the episodes' meta does not say it; use life")
+        raise UserError(f"--unit {asked}: neither the episodes' meta nor their truth says it; use life")
     if sizes[asked] < least:
         enough = [f"use --unit {name}" for name, n in sizes.items() if n >= least]
         raise UserError(

@@ -4,6 +4,7 @@ patching, interventions; at debug size, with an untrained policy."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -160,7 +161,9 @@ def test_bases_of_a_policy_have_its_heads_and_worlds_as_units(house: Path) -> No
         assert (house / "hidden_states" / name).stat().st_size > 0
 
 
-def test_patching_takes_a_basis_of_the_same_recording(house: Path, tmp_path: Path) -> None:
+def test_patching_takes_a_basis_of_the_same_recording(
+    house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = ("--states", 16, "--controls", 50, "--resamples", 99, "--pca_size", 0, "--threads", 1)
     basis = ("--basis", house / "hidden_states", "--direction_ids", 0, 2)
     stage(patching, "PatchingConfig", house / "rollouts", "--policy", house / "policy", *basis, "--out", tmp_path / "p",
@@ -168,6 +171,8 @@ def test_patching_takes_a_basis_of_the_same_recording(house: Path, tmp_path: Pat
     result = Result.load(tmp_path / "p")
     assert result.notes["directions"] == ["ica:0", "ica:2"] and result.notes["identity"] == 0
     assert result.arrays["kl"].max() > 0 and result.notes["value_off"] < 1e-3
+    assert result.notes["unit"] == "life"  # the worlds are too few, which is said
+    assert re.search(r"warning: these lives share \d (map|maps|worlds): intervals say", capsys.readouterr().out)
 
 
 def test_behaviours_of_lives_need_no_pictures(house: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from agents import record
 from agents.recurrent import load_agent
 from analysis.events import __main__ as events
+from analysis.patching import __main__ as patching
 from analysis.probes import __main__ as probes
 from analysis.probes.baselines import previous_actions, seen_by
 from analysis.probes.scores import BEYOND, LEARNT
@@ -99,6 +100,13 @@ def test_probes_of_a_recording_with_truth(world: Path, tmp_path: Path, capsys: p
     for target in rows:
         assert sum(line.split()[:1] == [target] for line in said.splitlines()) == 1
     assert "given: step" in said and "the frame alone" in said
+
+
+def test_patching_resamples_levels_where_they_are_told(world: Path, tmp_path: Path) -> None:
+    """Episodes of one level were independent to it, and --unit level was said not to be known."""
+    small = ("--states", 48, "--controls", 50, "--resamples", 99, "--pca_size", 2, "--threads", 1)
+    result = run(patching, "PatchingConfig", world / "plain", "--policy", AGENT, "--out", tmp_path / "p", *small)
+    assert result.notes["unit"] == "level" and not result.notes["shared"]
 
 
 def test_where_and_sparse_truth(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

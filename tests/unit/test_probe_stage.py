@@ -364,7 +364,7 @@ def test_units_are_chosen_large_and_refused_when_few() -> None:
         UserError, match=r"runs/x: 3 units \(map\) are too few; at least 5 .* record more, or use --unit life"
     ):
         choose_unit({"life": np.arange(40), "map": few}, "map", 5, Path("runs/x"))
-    with pytest.raises(UserError, match="--unit world: the episodes' meta does not say it"):
+    with pytest.raises(UserError, match="--unit world: neither the episodes' meta nor their truth says it"):
         choose_unit({"life": np.arange(40)}, "world", 5, Path("runs/x"))
     assert least_units(0.05, "permutation") == 4
     assert [kind_of(np.array(v)) for v in ([1.0, 1.0], [0.0, 2.0], [0.0, 1.0, 2.0])] == ["constant", "binary", "number"]
