@@ -73,6 +73,7 @@ PACKAGES = (
     "python-picard", "h5py", "jax", "craftax",
 )  # fmt: skip
 STATES = "training_state/"  # rewritten on resume, read by no other stage; has checksums of its own (core.training)
+TRAINING_STATE = f"{STATES}state.pt"  # what a training goes on from; the folder is there before it
 RECORDING_STATE = ".state.pt"  # of a recording, until it is whole
 FINISHED = ".finished"  # directory of what finished shards told, until the run is whole
 # Names that users edit: the manifest marks them "editable" and has the hash of what the stage wrote, so that an edit
@@ -367,7 +368,7 @@ def _waits(aside: Path) -> str:
 
 def _goes_on(path: Path) -> bool:
     """Whether a half-written run can be gone on with."""
-    states = (STATES, RECORDING_STATE, FINISHED)
+    states = (TRAINING_STATE, RECORDING_STATE, FINISHED)
     return (path / "config.json").exists() and any((path / name).exists() for name in states)
 
 

@@ -44,7 +44,7 @@ def learning_rate(step: int, total: int, peak: float, warm_up: int, schedule: Sc
 
 
 SIZES = (("ppo", "total_steps"), ("optim", "updates"))  # how long trainings go on, in their configurations
-STATE = "training_state/state.pt"  # what a training goes on from
+STATE = artefacts.TRAINING_STATE  # what a training goes on from
 ANEW = "copy it or start the {} anew"
 BEGUN_BY = ".begun_by"  # which launch of several processes wrote the directory
 RUN = "run"  # part of a state: the name of the run that it is of

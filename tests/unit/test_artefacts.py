@@ -888,6 +888,7 @@ def test_a_saved_state_is_not_thrown_away_in_silence(tmp_path: Path, capsys: pyt
     artefacts.begin_run(out, "train", config)
     artefacts.lock.release(out)
     (out / "training_state").mkdir()
+    (out / "training_state" / "state.pt").write_bytes(b"")
     artefacts.begin_run(out, "train", config, overwrite=True)  # and it is killed
     artefacts.lock.release(out)
     assert "was half-written, with a saved state from which --resume would go on: it begins anew" in (
@@ -896,6 +897,20 @@ def test_a_saved_state_is_not_thrown_away_in_silence(tmp_path: Path, capsys: pyt
     with pytest.raises(UserError, match="the earlier run is half-written, with its saved state, in .*comes back by"):
         artefacts.begin_run(out, "train", config)
     assert (artefacts.aside_of(out) / "training_state").exists()
+
+
+def test_a_training_that_saved_no_state_is_not_said_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a"
+    artefacts.begin_run(out, "train", {"seed": 1})
+    artefacts.lock.release(out)
+    (out / "training_state" / "tensorboard").mkdir(parents=True)  # of a training whose first step failed
+    with pytest.raises(UserError, match="already holds data; choose another directory or pass --overwrite$"):
+        artefacts.begin_run(out, "train", {"seed": 2})
+    artefacts.begin_run(out, "train", {"seed": 2}, overwrite=True)
+    artefacts.lock.release(out)
+    assert capsys.readouterr().err == f"note: {out} was half-written: it begins anew\n"
 
 
 @pytest.mark.parametrize("names", [["1_0", "10", "1e5"], ["007", "nan", "inf"], ["1234567e12345678", "a", "b"]])
