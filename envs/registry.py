@@ -131,6 +131,18 @@ def held_out_facts(spec: EnvSpec) -> dict[str, Any]:
     return {HELD_OUT_WARNING: said}
 
 
+def _require_same(spec: EnvSpec, found: EnvSpec, split: str) -> None:
+    """UserError where a user's world is no longer one that an agent of ``spec`` sees and acts in: another version of
+    its package, or its arguments in this split, make it another one."""
+    for name, was, now in (
+        ("observations", *({k: [f.dtype, *f.shape] for k, f in one.obs.items()} for one in (spec, found))),
+        ("choices of an action", [*spec.parts], [*found.parts]),
+    ):
+        if was != now:
+            raise UserError(f"{spec.env_id} in the split {split!r} has other {name} than the agent's world ({now}, not "
+                            f"{was}): the option held_out, or another version of the world, changes them")  # fmt: skip
+
+
 def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", **options: Any) -> VecEnv:
     """A fresh world like ``spec`` with ``slots`` slots.
 
@@ -174,5 +186,7 @@ def make(spec: EnvSpec, slots: int, *, threads: int = 2, split: str = "train", *
         from envs.gymnasium_env import GymnasiumEnv, Split, options_of as gymnasium_options_of
 
         its: Split = "held_out" if away else "train"
-        return GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, its)
+        own = GymnasiumEnv(spec.env_id, gymnasium_options_of(spec), slots, its)
+        _require_same(spec, own.spec, its)
+        return own
     raise UserError(f"no adapter for the world {spec.env_id!r}")

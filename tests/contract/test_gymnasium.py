@@ -169,6 +169,25 @@ def test_held_out_options_are_arguments_of_that_split() -> None:
         assert [bool(env.step(still).truncated.any()) for _ in range(2)] == [False, at_two]
 
 
+def test_a_split_in_which_the_world_is_another_is_refused(tmp_path: Path) -> None:
+    """An agent of the one would act in the other, by numbers that mean something else there."""
+    body = """
+def make_env(seen=2, choices=3):
+    env = Env()
+    env.observation_space, env.action_space = spaces.Box(-1, 1, (seen,)), spaces.Discrete(choices)
+    return env
+"""
+    source = module(tmp_path / "other.py", body)
+    assert world(source, {"held_out": {"choices": 3}}, split="held_out").spec.n_actions == 3
+    for options, said in (
+        ({"seen": 4}, r"has other observations than .*\(\{'x': \['float32', 4\]\}, not \{'x': \['float32', 2\]\}\)"),
+        ({"choices": 4}, r"in the split 'held_out' has other choices of an action than .*\(\[4\], not \[3\]\)"),
+    ):
+        with pytest.raises(UserError, match=said):
+            world(source, {"held_out": options}, split="held_out")
+        assert world(source, {"held_out": options}).reset(0).obs["x"].shape == (3, 2)
+
+
 def test_a_time_limit_is_a_truncation_with_its_last_observation() -> None:
     env = world("gymnasium/CartPole-v1", SHORT)
     env.reset(0)
