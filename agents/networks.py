@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 EncoderKind = Literal["impala", "strided", "strided_blur", "mlp"]
-PICTURE = (64, 64)
+PICTURE = (64, 64, 3)  # height, width, channels
 SMALLEST = 32  # pixels along a side that an encoder of pictures reads
 
 
@@ -33,31 +33,32 @@ def _bounded(size: int, norm: bool) -> list[nn.Module]:
     return [nn.LayerNorm(size), nn.ReLU()] if norm else [nn.ReLU()]
 
 
-def _ended(tower: Sequence[nn.Module], size: int, norm: bool, picture: tuple[int, int]) -> nn.Sequential:
-    """A tower of convolutions and the layer that makes features of all that it gives for a picture (height, width)."""
+def _ended(tower: Sequence[nn.Module], size: int, norm: bool, picture: tuple[int, int, int]) -> nn.Sequential:
+    """A tower of convolutions and the layer that makes features of all that it gives for a picture."""
+    height, width, channels = picture
     flat = nn.Sequential(*tower, nn.Flatten())
     with torch.no_grad():
-        found = flat(torch.zeros(1, 3, *picture)).shape[1]
+        found = flat(torch.zeros(1, channels, height, width)).shape[1]
     return nn.Sequential(*flat, nn.Linear(found, size), *_bounded(size, norm))
 
 
 def impala(
-    size: int, norm: bool = True, picture: tuple[int, int] = PICTURE, channels: tuple[int, ...] = (16, 32, 32)
+    size: int, norm: bool = True, picture: tuple[int, int, int] = PICTURE, channels: tuple[int, ...] = (16, 32, 32)
 ) -> nn.Sequential:
-    """IMPALA's residual tower (Espeholt et al. 2018, arXiv:1802.01561): height x width x 3 -> ``size``."""
+    """IMPALA's residual tower (Espeholt et al. 2018, arXiv:1802.01561): a picture -> ``size``."""
     layers: list[nn.Module] = []
-    before = 3
+    before = picture[2]
     for c in channels:
         layers += [nn.Conv2d(before, c, 3, padding=1), nn.MaxPool2d(3, 2, 1), Residual(c), Residual(c)]
         before = c
     return _ended([*layers, nn.ReLU()], size, norm, picture)
 
 
-def strided(size: int, norm: bool = True, picture: tuple[int, int] = PICTURE) -> nn.Sequential:
+def strided(size: int, norm: bool = True, picture: tuple[int, int, int] = PICTURE) -> nn.Sequential:
     """A light tower for machines without a GPU: strided convolutions and one residual block at an eighth of the
     resolution, about four times faster than ``impala`` (benchmarks/encoders.py)."""
     tower = [
-        nn.Conv2d(3, 32, 8, stride=4, padding=2),
+        nn.Conv2d(picture[2], 32, 8, stride=4, padding=2),
         nn.ReLU(),
         nn.Conv2d(32, 64, 4, stride=2, padding=1),
         Residual(64),
@@ -86,12 +87,12 @@ class BlurPool(nn.Module):
         return nn.functional.conv2d(x, self.kernel, stride=2, padding=1)
 
 
-def strided_blur(size: int, norm: bool = True, picture: tuple[int, int] = PICTURE) -> nn.Sequential:
+def strided_blur(size: int, norm: bool = True, picture: tuple[int, int, int] = PICTURE) -> nn.Sequential:
     """A light tower with an anti-aliased stem: after the first convolution both steps, from 32 x 32 to 8 x 8, blur what
     the ReLU left before they subsample it.  IMPALA's 32 channels and two residual blocks at 8 x 8, about a third faster
     than ``strided`` (benchmarks/encoders.py)."""
     tower = [
-        nn.Conv2d(3, 16, 4, stride=2, padding=1),
+        nn.Conv2d(picture[2], 16, 4, stride=2, padding=1),
         nn.ReLU(),
         BlurPool(16),
         nn.Conv2d(16, 32, 3, padding=1),
@@ -159,7 +160,7 @@ def mlp(inputs: int, size: int) -> nn.Sequential:
 
 
 def images(frames: Tensor) -> Tensor:
-    """Frames [N, height, width, 3], uint8 or float in [0, 1] -> float NCHW (channels-last in memory).
+    """Frames [N, height, width, channels], uint8 or float in [0, 1] -> float NCHW (channels-last in memory).
 
     Bytes become autocast's type at once where it is on: the first convolution rounds to it anyway (bytes are exact in
     bfloat16, so the quotient is rounded once and the same), and a float32 copy of all frames is saved.

@@ -173,11 +173,11 @@ def _encoder(config: AgentConfig, spec: EnvSpec) -> nn.Sequential:
     ((name, shape),) = shapes.items()
     if len(shape) == 1:
         raise UserError(f"encoder {config.encoder!r} does not read {name} of shape {shape}; vectors: --encoder mlp")
-    if len(shape) != 3 or min(shape[:2]) < SMALLEST or shape[2] != 3:
-        raise UserError(f"encoder {config.encoder!r} reads pictures (height, width, 3) of {SMALLEST} pixels a side at "
-                        f"least, not {shape}")  # fmt: skip
+    if len(shape) != 3 or min(shape[:2]) < SMALLEST:
+        raise UserError(f"encoder {config.encoder!r} reads pictures (height, width, channels) of {SMALLEST} pixels a "
+                        f"side at least, not {shape}")  # fmt: skip
     tower = {"impala": impala, "strided": strided, "strided_blur": strided_blur}[config.encoder]
-    return tower(size, config.norm, (shape[0], shape[1]))
+    return tower(size, config.norm, (shape[0], shape[1], shape[2]))
 
 
 def save_agent(agent: RecurrentAgent, path: Path, name: str = WEIGHTS, small: bool = False) -> None:

@@ -505,7 +505,7 @@ def test_save_and_load_is_the_same_agent(name: str, tmp_path: Path) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("shape", [(63, 63, 3), (130, 110, 3), (32, 47, 3)])
+@pytest.mark.parametrize("shape", [(63, 63, 3), (130, 110, 3), (32, 47, 3), (48, 80, 1), (40, 36, 4)])
 @pytest.mark.parametrize("encoder", ["impala", "strided", "strided_blur"])
 def test_pictures_of_other_sizes_are_read(encoder: EncoderKind, shape: tuple[int, ...]) -> None:
     spec = EnvSpec(env_id="x", obs={"f": Field(shape=shape, dtype="uint8")}, action_names=("a", "b"), slots=1)
@@ -513,8 +513,8 @@ def test_pictures_of_other_sizes_are_read(encoder: EncoderKind, shape: tuple[int
     frames = torch.randint(256, (2, *shape), dtype=torch.uint8)
     seen = agent.encode({"f": frames})
     assert seen.shape == (2, 5)
-    other = agent.encode({"f": frames.flip(1)})
-    assert not torch.equal(seen, other)
+    for axis in (1, 3)[: shape[2]]:  # where things are, and in which of several channels
+        assert not torch.equal(seen, agent.encode({"f": frames.flip(axis)}))
 
 
 def test_misfits_are_user_errors(tmp_path: Path) -> None:
@@ -529,9 +529,11 @@ def test_misfits_are_user_errors(tmp_path: Path) -> None:
         RecurrentAgent(AgentConfig(encoder="impala"), VECTOR)
     with pytest.raises(UserError, match="encoder 'mlp' does not read frames"):
         RecurrentAgent(AgentConfig(encoder="mlp"), FRAMES)
-    for shape in ((31, 64, 3), (64, 64, 1)):
+    for shape in ((31, 64, 3), (64, 64)):
         small = EnvSpec(env_id="x", obs={"f": Field(shape=shape, dtype="uint8")}, action_names=("a",), slots=1)
-        with pytest.raises(UserError, match=r"pictures \(height, width, 3\) of 32 pixels a side at least, not \("):
+        with pytest.raises(
+            UserError, match=r"pictures \(height, width, channels\) of 32 pixels a side at least, not \("
+        ):
             RecurrentAgent(AgentConfig(encoder="strided"), small)
     with new_run(tmp_path / "r", "record", {}):
         pass
