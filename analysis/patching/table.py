@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from analysis.patching.patch import Patched
-from analysis.shared.units import ENOUGH_UNITS
+from analysis.shared.units import say_shared
 from core.artefacts import Result, finite
 from core.stats import ALPHA, band_of, benjamini_hochberg, few, least_units, ratios
-from core.words import counted, plural
 
 NOTHING = 1e-10  # nats; what rounding to float32 does is less
 ALL = "all heads"
@@ -132,15 +131,12 @@ def summary(result: Result, out: Path) -> str:
     rows = [row for row in result.tables["patching"] if row["head"] != ALL]
     tested = [row for row in rows if row.get("q") is not None]
     moved = [row for row in tested if row["verdict"].startswith("moves it")]
+    shared = say_shared(notes["shared"], notes["unit"], held_out=False)
     lines = [
         f"{notes['states']} steps of {notes['units']} units ({notes['unit']}), donor: "
         f"{'the same life' if notes['donor'] == 'life' else 'another unit'}; {len(notes['directions'])} directions, "
         f"{notes['controls']} random ones each: {out}",
-        *(
-            f"  warning: these {plural(notes['unit'])} share {counted(count, name)}: intervals say little of other "
-            f"{plural(name)}; record at least {ENOUGH_UNITS}"
-            for name, count in sorted(notes["shared"].items(), key=lambda of: of[1])[:1]
-        ),
+        *([f"  warning: {shared}"] if shared else []),
         f"  patching in the step's own coordinate changes {notes['identity']:g} nats; recorded values come out again "
         f"within {notes['value_off']:.1g}",
         f"  {len(moved)} of {len(tested)} pairs of direction and head move more than random directions as long "

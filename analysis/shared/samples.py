@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from analysis.shared.units import groups_of
+from analysis.shared.units import played_together
 from core.artefacts import MANIFEST, manifest_sha256
 from core.contracts import UserError
 from core.episodes import RolloutStore
@@ -45,12 +45,6 @@ def source_units(store: RolloutStore, episodes: Sequence[int]) -> np.ndarray:
     unit = [-1 - e if s is None else int(s[0]) if of_real is None else int(of_real[int(s[0])])
             for e, s in zip(episodes, starts, strict=True)]  # fmt: skip
     return np.array(unit, np.int64)
-
-
-def played_together(store: RolloutStore) -> np.ndarray:
-    """int64 [episodes] of a real recording: equal for lives of one playing of a world; else a number of its own."""
-    groups = groups_of(store)
-    return groups.get("world", groups["life"])
 
 
 def _worlds_started_in(store: RolloutStore) -> np.ndarray | None:

@@ -61,8 +61,7 @@ def units(store: RolloutStore, real: RolloutStore | None) -> np.ndarray:
     unit of its own.
     """
     if store is real or store.manifest["facts"]["source"] == "real":
-        groups = groups_of(store)
-        return 3 * groups.get("world", groups["life"])
+        return 3 * played_together(store)
     of_real = units(real, real) if real is not None and made_from(store, real) else None
 
     def unit(e: int, start: Sequence[int] | None) -> int:
@@ -101,6 +100,12 @@ def groups_of(store: RolloutStore) -> dict[str, np.ndarray]:
     return out
 
 
+def played_together(store: RolloutStore) -> np.ndarray:
+    """int64 [episodes] of a real recording: equal for lives of one playing of a world; else a number of its own."""
+    groups = groups_of(store)
+    return groups.get("world", groups["life"])
+
+
 def groups_told_of(store: RolloutStore) -> dict[str, np.ndarray]:
     """``groups_of`` and, where the truth of the recording says so, the level."""
     level_E = levels_of(store)
@@ -132,14 +137,18 @@ def shared_by(groups: Mapping[str, np.ndarray], unit: str) -> dict[str, int]:
     return {name: n for name in coarser if name in groups and (n := len(np.unique(groups[name]))) < units}
 
 
-def say_shared(shared: Mapping[str, int], unit: str) -> str:
-    """What that means, in a sentence; '' where nothing is shared."""
+def say_shared(shared: Mapping[str, int], unit: str, held_out: bool = True) -> str:
+    """What that means, in a sentence; '' where nothing is shared.  held_out: whether units are, or are resampled
+    alone."""
     if not shared:
         return ""
     name, count = min(shared.items(), key=lambda of: of[1])
     names = plural(name)
+    said = f"these {plural(unit)} share {counted(count, name)}"
+    if not held_out:
+        return f"{said}: intervals say little of other {names}; record at least {ENOUGH_UNITS}"
     return (
-        f"these {plural(unit)} share {counted(count, name)}, and a {unit} that is held out leaves others of its {name} "
+        f"{said}, and a {unit} that is held out leaves others of its {name} "
         f"in: scores and intervals are of these {names}, and say little of others. Record at least {ENOUGH_UNITS} "
         f"{names}, or hold {names} out with --unit {name}"
     )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.shared.samples import played_together
+from analysis.shared.units import played_together
 from core.contracts import UserError
 from core.episodes import RolloutStore, spread_over_episodes
 from core.roll import Simulator
