@@ -64,6 +64,7 @@ from validation.paired.tree import SNAPSHOT, _bytes_of
 OPTIONS = PlantedOptions()
 ACTIONS = {"left": [0], "wait": [1], "right": [2]}
 STUDY = StudyOptions(directions=(0, 1), amounts=(-2.0, 0.0, 2.0), starts=192, horizon=3, controls=50, latest_start=12)
+NAMED = {"directions": (), "amounts": (), "hypotheses": ("shift 0 by +2 on value",)}
 
 
 @pytest.fixture(scope="module")
@@ -351,6 +352,13 @@ def test_episodes_too_short_are_a_user_error(planted, monkeypatch):
         ({"directions": (0, 8)}, "direction planted:8 does not exist: the planted basis has 0 to 7"),
         ({"directions": (-1,)}, "direction planted:-1 does not exist"),
         ({"directions": (), "largest": 9}, "largest 9: the planted basis has 8 directions"),
+        ({"chosen_of": 2}, "is of --hypotheses, whose directions an earlier study chose"),
+        ({"chosen_of": 0, **NAMED}, "--chosen_of must be at least 1"),
+        ({"chosen_of": 9, **NAMED}, "--chosen_of 9: the planted basis has 8 directions"),
+        ({"chosen_of": 2, "hypotheses": ("shift 0 by +1 through world",)}, "is of what '--directions largest' chooses"),
+        ({"chosen_of": 2, "hypotheses": ("collapse 0 1",)}, "is of what '--directions largest' chooses"),
+        ({"chosen_of": 2, "hypotheses": ("resample 0",)}, "is of what '--directions largest' chooses"),
+        ({"chosen_of": 2, "hypotheses": ("collapse 0 when 1 above 0",)}, "is of what '--directions largest' chooses"),
         ({"directions": ()}, "names no direction"),
         ({"starts": 5}, "5 independent units .* use at least 6"),
         ({"controls": 38}, "--controls must be at least 39"),
@@ -780,6 +788,35 @@ def test_mocks_are_chosen_as_the_claim_is_and_the_largest_of_many_is_no_surprise
             alone += rank_p(size, np.abs((one[q] - base).mean(1))) <= 0.05
             assert len(single) == 58
     assert honest <= 4 < alone  # of 30: 1.5 expected; the curse gives many times more
+
+
+def test_a_claim_that_was_chosen_among_many_is_asked_by_name_against_the_largest_of_as_many(planted):
+    simulator, known = planted
+    choosing, testing = choosing_and_testing("linear")
+    named = shift_of("planted", 0, 2.0)
+    family = Family(((named,),) * 8, quantity="value@3")
+    for bench in (choosing, testing):
+        bench.prepare([named], (), np.random.default_rng(0))
+    mocks = mocks_of(family, choosing, 20, torch.Generator().manual_seed(3))
+    assert [[len(frame) for frame in mock] for mock in mocks.families] == [[1] * 8] * 40
+    picks = choose(family, choosing, mocks.families)
+    effect = run_ways(family, choosing, choosing.predictor, mocks.families, [[*range(8)]] * 40, "")["value@3"]
+    largest = np.abs(effect[:, :, 0].mean(2)).argmax(1)
+    # The world is linear up to the heads and where episodes end, so that the first order tells the order well.
+    assert (largest == [mine[0].place for mine in picks]).mean() > 0.8 and len(set(largest)) > 3
+    assert {mine[0].quantity for mine in picks} == {"value@3"}
+    with pytest.raises(UserError, match="not ranked by 'h@3', but by: "):
+        choose(replace(family, quantity="h@3"), choosing, mocks.families)
+
+    claims = {}
+    for among in (1, 8):
+        asked = replace(STUDY, **NAMED, chosen_of=among, controls=39, starts=40, first_order=False)
+        found = study(simulator, lambda slots: PlantedWorld(OPTIONS, slots), known.basis, asked)
+        (claims[among],) = [claim for claim in found.notes["claims"] if claim["headline"]]
+    assert "one direction, the quantity named" in claims[1]["parts"]["special"]["words"]
+    assert "the largest 1 of 8 directions, the quantity named" in claims[8]["parts"]["special"]["words"]
+    assert claims[8]["random_high"] > claims[1]["random_high"] and claims[8]["special_p"] >= claims[1]["special_p"]
+    assert claims[8]["observed"] == claims[1]["observed"], "the claim's own direction is the same"
 
 
 def test_mixtures_of_a_basis_span_what_it_spans(planted):

@@ -267,7 +267,9 @@ def test_scores_are_means_over_worlds_with_their_interval() -> None:
 
 
 def test_random_bases_of_all_kinds_are_counted_together() -> None:
-    each = {Key("null", f"largest of 8, {how}", CHOICE): [float(i == 0)] for i, how in enumerate(claims.DRAWN)}
+    of = ("largest of 8", "by name among 8")
+    each = {Key("null", f"{m}, {how}", CHOICE): [float(i == 0)] for m in of for i, how in enumerate(claims.DRAWN)}
     control = {Key("null", f"{measures.CONTROL}the choice not repeated", CHOICE): [1.0]}
     together = over_bases({**each, **control})
-    assert together == {Key("null", "largest of 8 random directions", CHOICE): [1.0, 0.0, 0.0, 0.0], **control}
+    many = {Key("null", f"{m} random directions", CHOICE): [1.0, 0.0, 0.0, 0.0] for m in of}
+    assert together == {**many, **control}

@@ -121,6 +121,9 @@ class InterventionsConfig:
     """also predict from the simulator's derivatives at the start (straight-through where an action is chosen)"""
     latest_start: int = 32
     """starts are taken at a random step of the episode up to this one"""
+    chosen_of: int = 1
+    """of --hypotheses whose directions an earlier study chose as the largest: among how many; each control is then the
+    largest of as many directions that mean nothing (of the quantity too, where the hypothesis names none)"""
     start_when: tuple[str, ...] = ()
     """starts are where one of these holds, each at the first such step from the random one on: behaviour=3 (of
     --behaviours), or ica:1 above 3, ica:1 below -2 (a direction's coordinate); none: in any state"""
@@ -173,7 +176,7 @@ def check(config: InterventionsConfig) -> StudyOptions:
         directions=directions, largest=largest, amounts=config.amounts, always=config.always,
         choose_by=config.choose_by, choosing_starts=config.choosing_starts,
         starts=config.starts, horizon=config.horizon, controls=config.controls,
-        latest_start=config.latest_start, start_when=config.start_when,
+        latest_start=config.latest_start, start_when=config.start_when, chosen_of=config.chosen_of,
         hypotheses=config.hypotheses, events=config.events,
         greedy=config.greedy, seed=config.seed, video=config.video, first_order=config.first_order,
         smallest=_two(config.smallest),
@@ -232,6 +235,8 @@ def without_simulator(config: InterventionsConfig, policy: Path, options: StudyO
     """The study with the real world alone."""
     if options.largest:
         raise UserError("--directions largest needs a simulator, which ranks them; name directions or --hypotheses")
+    if options.chosen_of > 1:
+        raise UserError("--chosen_of needs a simulator, which ranks the controls' directions")
     device = cli.device_of(config.device)
     inputs = artefacts.Inputs(
         {"policy": policy, "hidden_states": config.hidden_states, "behaviours": config.behaviours}

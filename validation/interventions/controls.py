@@ -8,7 +8,8 @@ episodes, which have the states' covariance; and *mixed*, the basis itself turne
 can be larger than recorded differences only because they lie where the states vary little, and larger than its mixtures
 only because each stands for something by itself; so a claim has to stand out among both, and the larger p counts.
 (Isotropic directions leave the states that occur; they stand beside and decide nothing.)  A claim that is made by name
-is a family of one direction.
+is a family of one direction, or, where that was chosen among several before, of it as many times: its own choice is
+then none, and its mocks' is the largest of as many.
 
 M mocks, R directions that are chosen, W ways of changing each, N starts, H hidden.
 """
@@ -135,8 +136,11 @@ def _places(family: Family, bench: Bench, mocks: Sequence[Mock | None]) -> list[
     if family.choose >= len(family.ways):
         return [list(range(len(family.ways))) for _ in mocks]
     spread = _spreads(bench)
+    asked = [q for q in spread if family.quantity in ("", q)]
+    if not asked:
+        raise UserError(f"directions are not ranked by {family.quantity!r}, but by: {', '.join(spread)}")
     slope = bench.slopes(spread, RANKED, family.ways[0][0].steps, family.by_world)
-    slope_QH = torch.stack([slope[q] * bench.basis.std_H / x for q, x in spread.items()])
+    slope_QH = torch.stack([slope[q] * bench.basis.std_H / spread[q] for q in asked])
     own_KH = bench.basis.lift_KH[[ways[0].ids[0] for ways in family.ways]]
     out = []
     for mock in mocks:

@@ -28,6 +28,7 @@ from validation.paired.course import is_late
 from validation.paired.limits import CutShort
 
 FEWEST_TO_CHOOSE = 32  # starts: controls are differences of their states, which fewer do not tell well
+CHOOSABLE = ("shift", "collapse")  # kinds of changes of what is chosen as the largest
 ChooseBy = Literal["effect", "world"]  # the largest is sought of the late effect, or of what of it is beyond memory
 
 
@@ -49,6 +50,7 @@ class StudyOptions:
     greedy: bool = False
     seed: int = 0
     largest: int = 0  # where no directions are named: how many to choose
+    chosen_of: int = 1  # of hypotheses: among how many directions each one's was chosen
     choose_by: ChooseBy = "effect"
     choosing_starts: int = 0  # that the choice is made on; 0: as many as claims are tested on
     video: bool = False  # keep frames of some starts
@@ -95,7 +97,12 @@ def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
             raise UserError("--amounts needs at least one finite amount other than 0")
         if len(set(options.amounts)) < len(options.amounts):
             raise UserError("--amounts names an amount twice")
-    cli.require(1, horizon=options.horizon)
+        if options.chosen_of > 1:
+            raise UserError(
+                "--chosen_of is of --hypotheses, whose directions an earlier study chose; '--directions largest N' "
+                "chooses among all, and its controls too (leave --chosen_of out)"
+            )
+    cli.require(1, horizon=options.horizon, chosen_of=options.chosen_of)
     cli.require(FEWEST, controls=options.controls)
     if not 0 < min(options.smallest) < np.inf:
         raise UserError("--smallest takes two sizes above 0: in spreads of a quantity, and as a share of events")
@@ -114,6 +121,8 @@ def check_options(options: StudyOptions, basis: Basis | None = None) -> None:
     basis.check(options.directions)
     if options.largest > basis.size:
         raise UserError(f"--directions largest {options.largest}: the {basis.kind} basis has {basis.size} directions")
+    if options.chosen_of > basis.size:
+        raise UserError(f"--chosen_of {options.chosen_of}: the {basis.kind} basis has {basis.size} directions")
 
 
 def claimed(h: Claim, known: Sequence[str], kind: str, horizon: int) -> str:
@@ -153,6 +162,11 @@ def parse_study(
     for h in hypotheses:
         if hypotheses.count(h) > 1:
             raise UserError(f"hypothesis {h.name!r} is there twice")
+        if options.chosen_of > 1 and (len(h.ids) > 1 or h.kind not in CHOOSABLE or h.through or h.when or h.role):
+            raise UserError(
+                f"hypothesis {h.name!r}: --chosen_of is of what '--directions largest' chooses, one direction that is "
+                "shifted or collapsed along every path at every start; name that, or leave --chosen_of out"
+            )
     for h in hypotheses:
         for name in h.matched:
             if name not in (AGE, *truth):

@@ -235,7 +235,8 @@ def decide(
 
 def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOptions, basis: Basis) -> list[Family]:
     """The families that claims are chosen from: one of all directions; one a direction that was named; one a
-    hypothesis in words."""
+    hypothesis in words, as many times as there were directions that its own was chosen among, so that of each mock
+    family of so many the largest is its control."""
     by_world = options.choose_by == "world"
     if hypotheses:
         k = bench.predictor.noise_NTA.shape[1] - 1
@@ -243,7 +244,7 @@ def plan_of(bench: Bench, hypotheses: Sequence[Hypothesis], options: StudyOption
         named = [(h, claimed(h, known, basis.kind, k)) for h in hypotheses]
         # A change that takes one path has no effect beside that.
         return [
-            Family(((h,),), quantity=quantity, by_world=by_world and not (quantity or h.through))
+            Family(((h,),) * options.chosen_of, quantity=quantity, by_world=by_world and not (quantity or h.through))
             for h, quantity in named if not h.is_nothing and h.control is not None
         ]  # fmt: skip
     if options.largest:

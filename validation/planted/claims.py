@@ -133,10 +133,11 @@ def drawn_basis(how: Drawn, basis: Basis, h_NH: Tensor, rng: np.random.Generator
 
 
 class Chance(NamedTuple):
-    """p of what was chosen of a random basis: against what was chosen in the same way, and against single directions
-    that were not chosen."""
+    """p of what was chosen of a random basis: against what was chosen in the same way; asked again by name, against the
+    largest of as many; and against single directions that were not chosen."""
 
     p: float
+    named_p: float
     alone_p: float
 
 
@@ -158,7 +159,11 @@ def chance_of(benches: Benches, basis: Basis, options: StudyOptions, generator: 
     )
     p = special_p(pick.quantity, mean, Controls({}, mocks.law_M, {}, against.largest))
     alone_p = worst_p(abs(mean), np.abs(single[pick.quantity][:, 0, pick.way].mean(1)), mocks.law_M)
-    return Chance(p, alone_p)
+    way = family.ways[pick.place][pick.way]
+    named = Family(((way,),) * basis.size)  # what --chosen_of asks
+    again = contest(named, choosing, test, choose(named, choosing, [None])[0], mocks, "asked by name")
+    named_p = special_p(pick.quantity, mean, Controls({}, mocks.law_M, {}, again.largest))
+    return Chance(p, named_p, alone_p)
 
 
 def choice_job(kind: Kind, each: int, seed: int) -> Found:
@@ -179,8 +184,9 @@ def choice_job(kind: Kind, each: int, seed: int) -> Found:
             try:
                 found = chance_of(benches, basis, options, generator)
             except NothingToChooseError:  # a study that claims nothing
-                found = Chance(1.0, 1.0)
+                found = Chance(1.0, 1.0, 1.0)
             out.setdefault(Key(kind, f"largest of 8, {how}", CHOICE), []).append(float(found.p <= ALPHA))
+            out.setdefault(Key(kind, f"by name among 8, {how}", CHOICE), []).append(float(found.named_p <= ALPHA))
             name = f"{CONTROL}the choice not repeated"
             out.setdefault(Key(kind, name, CHOICE), []).append(float(found.alone_p <= ALPHA))
     return out

@@ -19,7 +19,7 @@ def over_bases(found: Found) -> Found:
     together: Found = {}
     for key, values in found.items():
         random = key.measure == CHOICE and not key.method.startswith(CONTROL)
-        to = key._replace(method="largest of 8 random directions") if random else key
+        to = key._replace(method=f"{key.method.rpartition(', ')[0]} random directions") if random else key
         together.setdefault(to, []).extend(values)
     return together
 
