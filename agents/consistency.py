@@ -87,6 +87,7 @@ def consistent_loss_of(
     """PPO's loss (the arguments of ``agents.ppo.loss_of``) plus the weighted consistency term on the first sequences of
     the minibatch: KL divergence of the policy on augmented frames from that on the frames, plus the squared difference
     of the values (equations 4 to 6).  Nothing flows back into the agent's view of the frames as they are.
+    The parts of an action are independent given h: their divergences add up, and a choice is the same in all of them.
 
     Both views begin in the state the sequence really had and forget where an episode begins.
     """
@@ -107,8 +108,8 @@ def consistent_loss_of(
         frames = r.obs[name]
         with torch.no_grad():
             augmented = augment(frames.index_select(1, chosen), options, rng, processes)
-        views = (frames.index_select(1, mine), augmented)
-        seen = (encode_sequences(agent, {name: x}, config.bf16) for x in views if x.shape[1])
+        shown = (frames.index_select(1, mine), augmented)
+        seen = (encode_sequences(agent, {name: x}, config.bf16) for x in shown if x.shape[1])
         both = torch.cat([mine, few])
         together = each(lambda *x: torch.cat(x, 1), *seen)
         logits, value = unroll(agent, together, rows_of(r.state_first, both), r.is_first[:, both])
@@ -117,17 +118,20 @@ def consistent_loss_of(
             logits_TBA[:, :n].flatten(0, 1), value_TB[:, :n].flatten(), r, advantage, columns, config, entropy_coef,
             processes, agent.spec.parts,
         )  # fmt: skip
-        target, other = logits_TBA[:, : len(few)].detach().log_softmax(-1), logits_TBA[:, n:].log_softmax(-1)
+        views = (logits_TBA[:, : len(few)].detach(), logits_TBA[:, n:])
+        of_parts = zip(*(x.split(list(agent.spec.parts), -1) for x in views), strict=True)
+        pairs = [(target.log_softmax(-1), other.log_softmax(-1)) for target, other in of_parts]
         steps = len(frames) * len(chosen)
 
         def mean(x_TB: Tensor) -> Tensor:
             """Over all that were chosen, of which the processes have unequal shares: what averages to it."""
             return x_TB.sum() / steps * processes.count
 
-        kl = mean((target.exp() * (target - other)).sum(-1))
+        kl = mean(torch.stack([(a.exp() * (a - b)).sum(-1) for a, b in pairs]).sum(0))
         value_error = mean((value_TB[:, n:] - value_TB[:, : len(few)].detach()).square())
         parts["consistency_kl"], parts["consistency_value"] = kl.detach(), value_error.detach()
-        parts["same_choice"] = mean((target.argmax(-1) == other.argmax(-1)).float())
+        same = torch.stack([a.argmax(-1) == b.argmax(-1) for a, b in pairs]).all(0)
+        parts["same_choice"] = mean(same.float())
         return loss + options.consistency * (kl + value_error), parts
 
     return loss_of

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -162,6 +165,25 @@ def test_the_term_is_its_definition_and_flows_back_through_the_augmented_view_al
     torch.testing.assert_close(loss, ppo + 0.3 * (kl + error), rtol=1e-5, atol=1e-6)
     want = gradients(ppo + 0.3 * (kl + error), agent)
     torch.testing.assert_close(gradients(loss, agent), want, rtol=1e-3, atol=1e-4 * float(want.abs().max()))
+
+
+def test_the_divergence_of_actions_of_several_parts_is_the_sum_over_them() -> None:
+    """Of a softmax over all numbers together a part that is the same in both views would change with the other."""
+    agent, (r, advantage), columns = agent_of(), rollout_of(), torch.tensor([4, 1, 3, 0])
+    agent.spec = replace(SPEC, action_parts={"go": 3, "jump": 1})
+    r = replace(r, action=torch.stack([r.action % 3, torch.zeros_like(r.action)], -1))
+    options = ConsistencyOptions(consistency=0.3, consistency_share=0.5)
+    _, parts = consistent_loss_of(options, np.random.default_rng(7))(agent, r, advantage, columns, CONFIG, 0.01)
+    agent.spec = replace(SPEC, action_names=SPEC.action_names[:3])
+    with torch.no_grad():  # a part of one choice tells nothing
+        alone = deepcopy(agent)
+        alone.policy = torch.nn.Linear(agent.config.hidden_size, 3)
+        alone.policy.weight[:], alone.policy.bias[:] = agent.policy.weight[:3], agent.policy.bias[:3]
+    r = replace(r, action=r.action[..., 0])
+    _, want = consistent_loss_of(options, np.random.default_rng(7))(alone, r, advantage, columns, CONFIG, 0.01)
+    assert want["consistency_kl"] > 1e-4
+    torch.testing.assert_close(parts["consistency_kl"], want["consistency_kl"], rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(parts["same_choice"], want["same_choice"])
 
 
 # What does not fit
