@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from agents.play import tensors
+from agents.recurrent import AgentConfig, RecurrentAgent
 from core.artefacts import Result
 from core.conditions import Condition
 from core.contracts import Step, UserError
+from core.directions import Basis
 from core.interventions import AtSteps, Nullspace, Shift
 from core.stats import Estimate, band_of, benjamini_hochberg, not_met
 from core.when import Rule
@@ -35,6 +37,7 @@ from validation.hypotheses.grammar import (
 from validation.interventions import verdicts
 from validation.interventions.__main__ import InterventionsConfig, check, print_summary
 from validation.interventions.agreement import agreement
+from validation.interventions.alone import alone
 from validation.interventions.bench import Bench, effects_in
 from validation.interventions.claims import claim_of_need
 from validation.interventions.controls import Family, Mocks, Pick, choose, contest, mocks_of, run_ways
@@ -438,6 +441,24 @@ def test_an_arbitrary_direction_leaves_the_band_in_one_case_of_twenty(planted):
     bands = np.array([band_of(row[1:], 0.05) for row in effects])
     outside = (effects[:, 0] < bands[:, 0]) | (effects[:, 0] > bands[:, 1])
     assert outside.mean() == pytest.approx(0.05, abs=0.013)  # standard error 0.005
+
+
+def test_the_only_direction_of_a_basis_is_studied_and_said_never_to_be_special(planted):
+    """Of a hidden state of one number, too, whose study stopped at isotropic directions when all had been run."""
+    options = StudyOptions(hypotheses=("shift neurons:0 by +1 on value",), starts=16, horizon=2, controls=39,
+                           latest_start=4)  # fmt: skip
+    simulator, one, said = planted[0], torch.eye(1), "no claim about it can be shown to be special"
+    small = RecurrentAgent(AgentConfig(encoder="mlp", embedding_size=4, hidden_size=1), simulator.world.spec)
+    for agent, lift_KH in ((small, one), (simulator.agent, torch.eye(8)[:1])):
+        h = lift_KH.shape[1]
+        basis = Basis("neurons", torch.zeros(h), torch.ones(h), lift_KH.T, lift_KH)
+        args = lambda slots: PlantedWorld(OPTIONS, slots), basis, options  # noqa: E731
+        found = study(simulator.with_agent(agent.eval().requires_grad_(False)), *args)
+        (claim,) = found.notes["claims"]
+        assert claim["special"] == "open" and any(said in line for line in found.notes["warnings"])
+        assert ("isotropic_n" in claim) == (h > 1)
+        found = alone(agent, (args[0], args[0]), basis, options, torch.device("cpu"))
+        assert any(said in line for line in found.notes["warnings"])
 
 
 def moved(intervention, h):

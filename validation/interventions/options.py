@@ -182,3 +182,12 @@ def note_far(result: Result, hypotheses: Sequence[Hypothesis]) -> None:
     if (said := far_outside({h.name: h.amounts for h in hypotheses})) is not None:
         result.notes["warnings"].append(said)
         result.notes[FAR_OUTSIDE] = said
+
+
+def note_sole(result: Result, basis: Basis) -> None:
+    """Note among the warnings that no claim about the only direction of its basis can be special."""
+    if basis.size == 1:
+        result.notes["warnings"].append(
+            f"The {basis.kind} basis has one direction, so that controls are this direction or its opposite: no claim "
+            "about it can be shown to be special."
+        )

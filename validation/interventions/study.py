@@ -304,7 +304,7 @@ def controls_of(
     generator: torch.Generator, isotropic: bool = True,
 ) -> tuple[dict[Hypothesis, Controls], list[Picked]]:  # fmt: skip
     """What mock families do, each chosen as the family's own directions were; isotropic: and directions uniform over
-    all, which decide nothing."""
+    all, which decide nothing (a hidden state of one number has no other)."""
     assert bench.real is not None
     # Enough that one of as many named claims could stand out among them.
     count = options.controls if len(plan) == 1 else max(options.controls, 20 * len(plan) - 1)
@@ -317,7 +317,7 @@ def controls_of(
         for r, pick in enumerate(own):
             for w, way in enumerate(family.ways[pick.place]):
                 beside = {}
-                if w == pick.way and isotropic:
+                if w == pick.way and isotropic and bench.basis.lift_KH.shape[1] > 1:
                     frames = random_frames(bench.basis, len(way.ids), count, generator)
                     alone, free = Family(((way,),)), [(frame,) for frame in frames]
                     some = run_ways(alone, bench, bench.real, free, [[0]] * count, f"isotropic, beside {way.name}")
