@@ -18,6 +18,7 @@ from core.contracts import UserError
 from core.episodes import RolloutStore
 
 STEP = "step"  # a name for time in the episode that every store has
+LARGEST = 1e70  # sums of the fourth powers of larger quantities are no numbers
 
 
 ANGLE = "_bearing"  # how the name of an angle ends
@@ -191,10 +192,15 @@ def _has_values(truth: Mapping[str, np.ndarray], needed: Sequence[str], any_of: 
 
 
 def value_of(chosen: Chosen, name: str, time_N: np.ndarray) -> np.ndarray:
-    """A quantity at every row: a number of the truth, the sine or cosine of an angle, or the time."""
+    """A quantity at every row: a number of the truth, the sine or cosine of an angle, or the time.  UserError where it
+    is beyond LARGEST, as a number is that stands for none."""
     at, bend = unbent(name)
     value_N = time_N.astype(np.float64) if at == STEP else chosen.of(at)
-    return BENT[bend](value_N) if bend else value_N
+    value_N = BENT[bend](value_N) if bend else value_N
+    if (largest := float(np.abs(value_N[np.isfinite(value_N)]).max(initial=0.0))) > LARGEST:
+        raise UserError(f"{name} is as large as {largest:.3g}, too large to be read; leave it out, or let the world "
+                        "say NaN where there is no such thing")  # fmt: skip
+    return value_N
 
 
 def groups_along(store: RolloutStore, index_N2: np.ndarray) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from analysis.probes.__main__ import given_of, summary
 from analysis.probes.baselines import joined
 from analysis.probes.config import ProbesConfig
-from analysis.probes.rows import Rows, bent, unbent
+from analysis.probes.rows import Chosen, Rows, bent, unbent, value_of
 from analysis.probes.scores import ADDED, BEYOND, LEARNT, added_verdict, kind_of, last_reached, null_of, probe, verdict
 from analysis.shared.probe_fits import (
     FoldedRidge,
@@ -91,6 +91,15 @@ def found() -> dict[str, dict[str, Any]]:
     net = MlpOptions(epochs=40, patience=10, batch=64, rate=3e-3)
     config = ProbesConfig(shuffles=99, resamples=200, smallest=0.2, net=net)  # of 16 units 14 % can be like no other
     return by_target(probe(rows, list(rows.quantities), GIVEN, "world", config))
+
+
+def test_a_number_that_stands_for_none_is_refused() -> None:
+    """Its square is none, so that R^2 was none either and a quantity that is read plainly was not shown to be."""
+    far = {"distance": np.array([1.0, 1.7e308]), "near": np.array([1.0, np.nan])}
+    chosen = Chosen({0: np.arange(2)}, {0: far}, {})
+    with pytest.raises(UserError, match=r"distance is as large as 1.7e\+308, too large to be read; leave it out"):
+        value_of(chosen, "distance", np.arange(2))
+    np.testing.assert_array_equal(value_of(chosen, "near", np.arange(2)), far["near"])
 
 
 def test_each_planted_target_gets_its_verdict(found: dict[str, dict[str, Any]]) -> None:
