@@ -118,7 +118,7 @@ def choose(
     every = max(1, -(-sum(map(len, kept.values())) // max_rows)) if max_rows else 1
     if not kept:
         raise UserError(f"{store.path}: no episode is longer than {first_step} steps; lower --first_step")
-    step_E = {e: step[every // 2 :: every] for e, step in kept.items() if len(step) > every // 2}
+    step_E = thinned(kept, every)
     if not step_E:
         said = f", and of which it is true that {where}" if where else ""
         raise UserError(f"{store.path}: no step at which a quantity has a value{said}; record more")
@@ -127,6 +127,17 @@ def choose(
         truth = values[e] if e in values else numbers_of(store, e, told, known)
         at[e] = {n: x[step] for n, x in truth.items()} | {STEP: step.astype(np.float64)}
     return Chosen(step_E, at, left)
+
+
+def thinned(step_E: Mapping[int, np.ndarray], every: int) -> dict[int, np.ndarray]:
+    """Every n-th of the steps of each life; of lives that are over before the first of these, of which none would be
+    read, as many of all their steps together, drawn at random (every n-th could be the same one of each life)."""
+    few_E = {e: step for e, step in step_E.items() if len(step) <= every // 2}
+    count = sum(map(len, few_E.values()))
+    on_M = np.random.default_rng(0).permutation(count) < round(count / every)
+    of_few = dict(zip(few_E, np.split(on_M, np.cumsum([len(step) for step in few_E.values()])), strict=False))
+    found = {e: step[of_few[e]] if e in few_E else step[every // 2 :: every] for e, step in step_E.items()}
+    return {e: step for e, step in found.items() if len(step)}
 
 
 def read(

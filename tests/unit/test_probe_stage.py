@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from analysis.probes.__main__ import given_of, summary
 from analysis.probes.baselines import joined
 from analysis.probes.config import ProbesConfig
-from analysis.probes.rows import Chosen, Rows, bent, unbent, value_of
+from analysis.probes.rows import Chosen, Rows, bent, thinned, unbent, value_of
 from analysis.probes.scores import ADDED, BEYOND, LEARNT, added_verdict, kind_of, last_reached, null_of, probe, verdict
 from analysis.shared.probe_fits import (
     FoldedRidge,
@@ -91,6 +91,18 @@ def found() -> dict[str, dict[str, Any]]:
     net = MlpOptions(epochs=40, patience=10, batch=64, rate=3e-3)
     config = ProbesConfig(shuffles=99, resamples=200, smallest=0.2, net=net)  # of 16 units 14 % can be like no other
     return by_target(probe(rows, list(rows.quantities), GIVEN, "world", config))
+
+
+def test_short_lives_are_read_where_not_every_step_is() -> None:
+    """They were left out whole, so that of early deaths nothing was known."""
+    steps = {0: np.arange(40), **{e: np.arange(4) for e in range(1, 41)}, 41: np.arange(12)}
+    found = thinned(steps, 8)
+    np.testing.assert_array_equal(found[0], [4, 12, 20, 28, 36])
+    np.testing.assert_array_equal(found[41], [4])
+    assert list(found) == sorted(found) and sum(len(found[e]) for e in found if 0 < e < 41) == 40 * 4 // 8
+    assert {int(t) for e in found if 0 < e < 41 for t in found[e]} == {0, 1, 2, 3}
+    whole = thinned(steps, 1)
+    assert all(np.array_equal(whole[e], steps[e]) for e in steps) and not thinned({}, 3)
 
 
 def test_a_number_that_stands_for_none_is_refused() -> None:
