@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from validation.fidelity.effects import effects, enumerated
 from validation.fidelity.measures import beyond_chance, by_chance, row
 from validation.fidelity.pairing import choose_starts, pair
 from validation.fidelity.ranking import Policy, play_all, policies_of, regret, score, spearman
-from validation.fidelity.regions import came_back, edge_filled, followed, regions_of
+from validation.fidelity.regions import Regions, came_back, edge_filled, followed, regions_of
 from validation.fidelity.tables import agent_rows, dream_state_rows, kappa_rows, policy_rows, survival_rows
 from validation.fidelity.there_and_back import returned
 from validation.paired.course import Measures
@@ -259,6 +260,23 @@ def test_the_view_is_followed_and_parts_the_frame():
     filled = edge_filled(film, areas["revealed"])
     np.testing.assert_array_equal(filled[0, 2, :, 28:], np.repeat(film[0, 2, :, 27:28], 4, 1))
     np.testing.assert_array_equal(filled[0, 2, :, :28], film[0, 2, :, :28])
+
+
+def test_a_region_without_an_error_is_said_to_be_there():
+    """Its PSNR is infinite, as a whole frame's; "nothing is known by then" is said where there is none of it."""
+    film = scene()
+    guesses = {"simulated": film, "copy": np.broadcast_to(film[:, :1], film.shape)}
+    kept = Regions().along(SimpleNamespace(images=True, real=film, guesses=guesses), None)
+    error = {"copy": ((guesses["copy"] - film) ** 2).mean((2, 3, 4))}
+    paired = SimpleNamespace(kept=kept, seen=np.ones((1, 5), bool), strip={"real": film}, episode=np.zeros(1, int),
+                             error=error)  # fmt: skip
+    of = {(r["measure"], r["horizon"]): r for r in Regions().rows(paired, rng())}
+    for name in ("known", "revealed", "moving"):
+        found = of[f"frame_psnr_{name}", 4]
+        assert found["simulated"] is None and found["reason"] == "no error at all: infinite"
+    paired.kept = {k: np.zeros_like(v) if "moving" in k else v for k, v in kept.items()}
+    of = {(r["measure"], r["horizon"]): r for r in Regions().rows(paired, rng())}
+    assert of["frame_psnr_moving", 4]["reason"] == "nothing is moving by then"
 
 
 def test_a_view_that_stands_still_reveals_nothing():

@@ -19,7 +19,7 @@ from core.stats import ATANH, LOG, Estimate, bootstrap_mean, jackknife, share_of
 from generative.fields import as_read
 from generative.simulator import require_finite
 from validation.fidelity.beginnings import begin, rollout, warmed_up
-from validation.fidelity.measures import Row, in_effect, psnr, row
+from validation.fidelity.measures import NO_ERROR, Row, in_effect, psnr, row
 from validation.fidelity.pairing import Batch, Paired
 from validation.fidelity.regions import HORIZONS
 
@@ -167,7 +167,7 @@ class Ensemble:
             held = psnr(float(p.error["copy"][on, k].mean())) if p.images else None
             if p.images:
                 decibel = Estimate(psnr(e.value), psnr(e.high), psnr(e.low), e.n)
-                yield row("ensemble_frame_psnr", k, decibel, "dB", copy=held, reason="no error at all: infinite")
+                yield row("ensemble_frame_psnr", k, decibel, "dB", copy=held, reason=NO_ERROR)
             value_BM = p.kept["ensemble/value"][on, k]
             real = p.real.value[on, k]
             off = np.abs(value_BM.mean(-1) - real)

@@ -250,6 +250,9 @@ def unknown(measure: str, horizon: int | None, unit: str, n: int, reason: str) -
     return row(measure, horizon, Estimate(np.nan, np.nan, np.nan, n), unit, reason=reason)
 
 
+NO_ERROR = "no error at all: infinite"  # why a row of it has no number
+
+
 def psnr(mse: float) -> float:
     """Peak signal-to-noise ratio in dB of frames in [0, 1] with a mean squared error; infinite at 0."""
     return float(-10 * np.log10(mse)) if mse > 0 else float("inf")

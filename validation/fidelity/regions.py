@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from core.stats import Estimate, ratios
-from validation.fidelity.measures import Row, psnr, row
+from validation.fidelity.measures import NO_ERROR, Row, psnr, row
 from validation.fidelity.pairing import Batch, Paired
 
 REACH = 10  # pixels that the view moves a step, at most
@@ -169,7 +169,8 @@ class Regions:
             error = ratio_of(missed, area, at, rng)
             copy = float(held.sum() / area.sum()) if area.any() else float("nan")
             decibel = Estimate(psnr(error.value), psnr(error.high), psnr(error.low), error.n)
-            yield row(f"frame_psnr_{name}", k, decibel, "dB", copy=psnr(copy), reason=f"nothing is {name} by then")
+            why = NO_ERROR if area.any() else f"nothing is {name} by then"
+            yield row(f"frame_psnr_{name}", k, decibel, "dB", copy=psnr(copy), reason=why)
             share = ratio_of(area, np.full(len(area), float(pixels)), at, rng)
             yield row(f"frame_share_{name}", k, share, "share of pixels")
         for i, k in enumerate(shown):
@@ -177,8 +178,9 @@ class Regions:
             if on.any():
                 e = ratio_of(p.kept["error/edge_filled"][on, i], np.ones(on.sum()), p.episode[on], rng)
                 decibel = Estimate(psnr(e.value), psnr(e.high), psnr(e.low), e.n)
+                why = NO_ERROR if p.kept["area/revealed"][on, i].any() else "nothing is revealed by then"
                 yield row("frame_psnr_edge_filled", k, decibel, "dB", copy=psnr(float(p.error["copy"][on, k].mean())),
-                          reason="nothing is revealed by then")  # fmt: skip
+                          reason=why)  # fmt: skip
 
 
 def ratio_of(sum_N: np.ndarray, count_N: np.ndarray, episode_N: np.ndarray, rng: np.random.Generator) -> Estimate:

@@ -21,6 +21,7 @@ from core.stats import Estimate, bootstrap_mean, difference, not_met, share_of, 
 from core.two_sample import NO_INTERVAL, frechet, halves, median_width, mmd, told_apart
 from validation.fidelity.counterfactual import Found
 from validation.fidelity.measures import (
+    NO_ERROR,
     WINDOW,
     Row,
     beyond_chance,
@@ -65,7 +66,7 @@ def frame_rows(p: Paired, rng: np.random.Generator) -> Iterator[Row]:
             if p.images:
                 decibel = Estimate(psnr(e.value), psnr(e.high), psnr(e.low), e.n)
                 yield row(f"frame_psnr{suffix}", k, decibel, "dB", copy=psnr(copy), mean=psnr(mean),
-                          reason="no error at all: infinite")  # fmt: skip
+                          reason=NO_ERROR)  # fmt: skip
                 if not p.similarity:
                     few = f"frames of fewer than {WINDOW} pixels a side"
                     yield unknown(f"frame_ssim{suffix}", k, "1", len(np.unique(p.episode[on])), few)

@@ -14,7 +14,7 @@ import numpy as np
 
 from core.stats import Estimate
 from validation.fidelity.counterfactual import Found, Recorder, Snapshots, simulate
-from validation.fidelity.measures import as_float, psnr, row, unknown
+from validation.fidelity.measures import NO_ERROR, as_float, psnr, row, unknown
 from validation.fidelity.regions import came_back, followed, ratio_of
 
 WAYS = (4, 8)  # steps held, either way
@@ -68,8 +68,8 @@ def there_and_back(shots: Snapshots, found: Found, rng: np.random.Generator) -> 
         e = ratio_of(missed1, area1, at, rng) if len(at) else nothing
         decibel = Estimate(psnr(e.value), psnr(e.high), psnr(e.low), e.n)
         floor = psnr(missed0.sum() / area0.sum()) if area0.any() else None
-        found.rows.append(row("there_and_back_psnr", 2 * m, decibel, "dB", floor=floor,
-                              reason="nothing leaves the simulated view and comes back"))  # fmt: skip
+        why = NO_ERROR if area1.any() else "nothing leaves the simulated view and comes back"
+        found.rows.append(row("there_and_back_psnr", 2 * m, decibel, "dB", floor=floor, reason=why))
         at_all = area0 > 0
         share = Estimate.unknown()
         if at_all.any():
