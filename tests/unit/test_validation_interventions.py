@@ -39,7 +39,7 @@ from validation.interventions.__main__ import InterventionsConfig, check, print_
 from validation.interventions.agreement import agreement
 from validation.interventions.alone import alone
 from validation.interventions.bench import Bench, effects_in
-from validation.interventions.claims import claim_of_need
+from validation.interventions.claims import against_controls, claim_of_need, q_of_claims
 from validation.interventions.controls import Family, Mocks, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.figures import _through_zero, draw_effects
 from validation.interventions.options import StudyOptions, check_options, claimed
@@ -459,6 +459,15 @@ def test_the_only_direction_of_a_basis_is_studied_and_said_never_to_be_special(p
         assert ("isotropic_n" in claim) == (h > 1)
         found = alone(agent, (args[0], args[0]), basis, options, torch.device("cpu"))
         assert any(said in line for line in found.notes["warnings"])
+
+
+def test_the_p_of_a_single_claim_is_not_called_q():
+    """Of one claim the answer about special is its p; of several the q."""
+    row = {"random_n": 39, "random_low": -1.0, "random_high": 1.0, "special_p": 0.04}
+    for others, said in (([], "p = 0.04"), ([0.3], "q = 0.08")):
+        p = [row["special_p"], *others]
+        q = float(q_of_claims(p, len(p))[0])
+        assert said in against_controls({**row, "special_q": q}, "one direction, the quantity named")
 
 
 def moved(intervention, h):

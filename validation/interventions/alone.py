@@ -343,7 +343,7 @@ def claim_of(row: Mapping[str, Any], how: str, headline: bool) -> dict[str, Any]
     words = {
         "exists": f"the smallest of interest is {row['smallest']:.2g}, of which unaltered twins differ by "
         f"{row['twin_difference']:.2g}; q = {row['q']:.2g}",
-        "special": "it has no controls" if row.get("random_n") is None else against_controls(row, how, "q"),
+        "special": "it has no controls" if row.get("random_n") is None else against_controls(row, how),
         "through_world": beyond_memory(row), **NOT_FORETOLD,
     }  # fmt: skip
     if "foretold" in row:

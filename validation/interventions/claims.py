@@ -123,9 +123,10 @@ def about_the_world(row: Mapping[str, Any]) -> dict[str, str]:
     return {"through_world": beyond_memory(row), "needed": squared_errors(row, verdicts.RIVALS, scale)}
 
 
-def against_controls(row: Mapping[str, Any], how: str, p: str) -> str:
-    """How an effect stands beside its controls."""
+def against_controls(row: Mapping[str, Any], how: str) -> str:
+    """How an effect stands beside its controls: its p or, of several claims, the q."""
     by_world = row.get("special_by_world", False)
+    p = "p" if row["special_q"] == row["special_p"] else "q"
     return (
         f"against {row['random_n']} controls that occur in the data, {how}: {p} = {row['special_q']:.2g}"
         f"{' for what runs through the world' if by_world else ''}; 95 % of them give {row['random_low']:+.3g} to "
@@ -151,9 +152,7 @@ def _numbers(row: Mapping[str, Any], how: str) -> dict[str, str]:
         **about_the_world(row),
     }
     if row.get("random_n"):
-        words["special"] = against_controls(
-            row, f"chosen in the same way ({how})", "p" if row.get("by_choice") else "q"
-        )
+        words["special"] = against_controls(row, f"chosen in the same way ({how})")
     return words
 
 
