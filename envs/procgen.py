@@ -30,6 +30,11 @@ DEFAULT_TIMEOUT_STEPS = 1000
 HELD_OUT_LEVEL = 500_000_000  # far from any training pool
 HELD_OUT = {"start_level": HELD_OUT_LEVEL, "num_levels": 100_000}
 MEMORY_GAMES = ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner")
+EXTREME_GAMES = ("chaser", "dodgeball", "leaper", "starpilot")
+# Games of the modes that not all have: in another one Procgen ends the process.
+MODE_GAMES = {
+    "exploration": ("coinrun", "leaper", "maze"), "extreme": EXTREME_GAMES, "memory": MEMORY_GAMES,
+}  # fmt: skip
 SYSTEM_LIBRARIES = (
     "it needs libGL and glib of the system, which machines without a screen may lack: "
     "apt-get install libgl1 libglib2.0-0 (Debian, Ubuntu)"
@@ -128,10 +133,9 @@ class ProcgenEnv:
             )
         if not 0 <= options.num_levels < 2**31 or not 0 <= options.start_level < 2**31:
             raise UserError("--num_levels and --start_level must lie between 0 and 2147483647")
-        if options.distribution_mode == "exploration" and options.game not in ("coinrun", "leaper", "maze"):
-            raise UserError(f"{options.game} has no mode 'exploration'; only coinrun, leaper and maze do")
-        if options.distribution_mode == "memory" and options.game not in MEMORY_GAMES:
-            raise UserError(f"{options.game} has no mode 'memory'; these do: {', '.join(MEMORY_GAMES)}")
+        mode, having = options.distribution_mode, MODE_GAMES.get(options.distribution_mode, GAMES)
+        if options.game not in having:
+            raise UserError(f"{options.game} has no mode {mode!r}; these do: {', '.join(having)}")
         if options.distribution_mode == "exploration" and (options.num_levels, options.start_level) != (1, 0):
             raise UserError("the mode 'exploration' has one level of its own: say --num_levels 1, and no --start_level")
         self.options = options

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,6 +252,20 @@ def test_unknown_worlds_are_user_errors() -> None:
     with pytest.raises(UserError, match="not a Procgen world"):
         options_of(replace(spec, env_id="planted/linear"))
     assert options_of(spec) == COINRUN
+
+
+@pytest.mark.parametrize(
+    ("game", "mode", "having"),
+    [
+        ("ninja", "extreme", "chaser, dodgeball, leaper, starpilot"),
+        ("ninja", "memory", "caveflyer, dodgeball, heist, jumper, maze, miner"),
+        ("ninja", "exploration", "coinrun, leaper, maze"),
+    ],
+)
+def test_a_mode_that_a_game_lacks_is_refused(game: str, mode: Any, having: str) -> None:
+    """Procgen would end the process."""
+    with pytest.raises(UserError, match=f"^{game} has no mode '{mode}'; these do: {having}$"):
+        ProcgenEnv(ProcgenOptions(game=game, distribution_mode=mode), 1)
 
 
 def test_held_out_levels_are_other_levels() -> None:

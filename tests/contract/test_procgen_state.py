@@ -13,7 +13,7 @@ import torch
 
 from analysis.shared.events import Rows, parse_event
 from core.contracts import Step, UserError
-from envs.procgen import ACTION_NAMES, GAMES, MEMORY_GAMES, STANDING, ProcgenEnv, ProcgenOptions
+from envs.procgen import ACTION_NAMES, EXTREME_GAMES, GAMES, MEMORY_GAMES, STANDING, ProcgenEnv, ProcgenOptions
 from envs.procgen_edits import Edit, parse_edit, supported
 from envs.procgen_state import (
     AGE,
@@ -31,9 +31,8 @@ from envs.procgen_state import (
 from envs.procgen_tracks import Followed
 from envs.procgen_truth import AHEAD, TRUTH_EVENTS, WithTruth, columns_of, in_view, parse_truth, truth_of
 
-EXTREME = ("chaser", "dodgeball", "leaper", "starpilot")
 MODES = [(game, mode) for game in GAMES for mode in ("easy", "hard")]
-MODES += [(game, "memory") for game in MEMORY_GAMES] + [(game, "extreme") for game in EXTREME]
+MODES += [(game, "memory") for game in MEMORY_GAMES] + [(game, "extreme") for game in EXTREME_GAMES]
 Made = Callable[..., ProcgenEnv]
 
 
