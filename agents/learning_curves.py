@@ -141,6 +141,19 @@ def _trained(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return training, load_json(directory, "config.json")
 
 
+def _begun(directory: Path, curve: Path) -> dict[str, Any]:
+    """Stage and configuration of a training that is not finished, from its config.json, which no manifest knows.
+    UserError where no stage wrote that: another system's directory may hold a file of that name, and a curve."""
+    file = directory / "config.json"
+    saved = read_json(file) if file.exists() else None
+    kinds = {"stage": str, "config": dict}
+    if not isinstance(saved, dict) or not all(isinstance(saved.get(k), kind) for k, kind in kinds.items()):
+        why = "is not the configuration of a run" if file.exists() else "is not there"
+        raise UserError(f"{file} {why}, so that {directory} is no training's run directory; name another system's "
+                        f"curve as METHOD/GAME/SEED={curve}")  # fmt: skip
+    return saved
+
+
 def curves_of_training(directory: Path, whole: bool) -> list[Curve]:
     """The training returns of a run directory, and the held-out ones that it measured.  UserError.
 
@@ -152,7 +165,7 @@ def curves_of_training(directory: Path, whole: bool) -> list[Curve]:
     else:
         text = unfinished_curve(directory) or _read(path)
         path = directory / "curve.csv" if (directory / STATE).exists() else path
-    saved = _trained(directory)[1] if whole else read_json(directory / "config.json")
+    saved = _trained(directory)[1] if whole else _begun(directory, path)
     if saved["stage"] not in OF_TRAININGS:
         raise UserError(f"{directory}: neither a training nor an evaluation of an agent (stage {saved['stage']!r})")
     _, training, held_out = OF_TRAININGS[saved["stage"]]

@@ -335,6 +335,16 @@ def test_an_unfinished_run_of_another_stage_is_refused(tmp_path: Path) -> None:
         read_curves(str(tmp_path))
 
 
+@pytest.mark.parametrize("config", [None, "{}", "[]", '{"lr": 0.1}', '{"stage": "train", "config": []}'])
+def test_another_systems_directory_is_told_from_an_unfinished_run(config: str | None, tmp_path: Path) -> None:
+    (tmp_path / "progress.csv").write_text("eprewmean,misc/total_timesteps\n1,100\n")
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UserError, match=r"config.json is not .*; name .* as METHOD/GAME/SEED=.*progress\.csv$") as said:
+        read_curves(str(tmp_path))
+    assert "\n" not in str(said.value)
+
+
 @pytest.mark.parametrize("shipped", ["nmmo-demo/policies/takeru", "craftax-probe/masked_scarce_1"])
 def test_the_training_of_a_shipped_agent_is_drawn(shipped: str, tmp_path: Path) -> None:
     rows = drawn(tmp_path, cli.ROOT / "bundles" / shipped)
