@@ -537,6 +537,7 @@ class Trainer:
         self.validation = self.batch_at(store, chosen, self.length)
         self.validation_episode = chosen[:, 0]
         self.state_file = run.path / "training_state" / "state.pt"
+        self.outcomes_file = self.state_file.with_name("outcomes.pt")  # the head before and after ``learn_outcomes``
         self.step, self.wall_before, self.best = 0, 0.0, float("inf")
         self.sums: dict[str, float] = {}
         self.since = 0  # updates that ``sums`` holds
@@ -610,6 +611,18 @@ class Trainer:
             self.sums[k] = self.sums.get(k, 0.0) + v
         self.timed, self.timed_updates = self.timed + time.perf_counter() - began, self.timed_updates + 1
 
+    def take_best(self) -> None:
+        """Let ``kept`` be the best weights, not the last, as they were trained: the run directory has what
+        ``learn_outcomes`` made of them where this training has been here before (and was killed, or goes on)."""
+        artefacts.load_unsealed(as_module(self.kept), self.run)
+        if not self.outcomes_file.exists():
+            return
+        head: torch.nn.Module = self.kept.world.outcome_head  # type: ignore[union-attr, assignment]
+        known = load_state(self.outcomes_file, "before", "after")
+        if all(torch.equal(x.cpu(), known["after"][k]) for k, x in head.state_dict().items()):
+            head.load_state_dict(known["before"])
+            save_simulator(self.kept, self.run.path, agent_run=self.config.agent)
+
     def learn_outcomes(self) -> None:
         """What the kept world foretells of rewards and endings, learned once more; what that costs before and after is
         recorded, on rollouts of the validation's episodes, a tenth as many."""
@@ -631,7 +644,9 @@ class Trainer:
             train = with_endings(train, self.endings(world, rng))
         held_out, episode = along(self.held_out_starts, max(1, config.outcome_windows // 10))
         world.precision = Precision()
+        trained = copy.deepcopy(world.outcome_head.state_dict())
         before, after = learn_outcomes(world, train, held_out, config, self.config.context.positive_weight, rng)
+        save_state(self.outcomes_file, before=trained, after=world.outcome_head.state_dict())
         for name, cost in (("before", before), ("after", after), ("change", after - before)):
             e = bootstrap_mean(cost, episode, rng=rng)
             self.run.record(f"outcome_cost_{name}", e.value, "nats a transition", e.n, e.interval)
@@ -796,7 +811,7 @@ def main(config: GenTrainConfig) -> None:
         return
     if trainer.best == float("inf"):
         raise UserError(f"no validation was finite in {trainer.step} updates, so {run.path} holds no simulator")
-    artefacts.load_unsealed(as_module(trainer.kept), run)  # the best, not the last
+    trainer.take_best()
     if config.outcomes.outcome_windows:
         trainer.learn_outcomes()
     wall = trainer.wall()

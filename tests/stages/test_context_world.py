@@ -104,6 +104,24 @@ def test_outcomes_are_learned_once_more_and_what_that_changed_is_recorded(
     assert {k for k in one if not torch.equal(one[k], other[k])} <= {k for k in one if k.startswith("outcome_head")}
 
 
+def test_a_finished_training_that_goes_on_learns_outcomes_from_the_best_weights_as_they_were_trained(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    """They were learned once more upon what was learned already, and stayed where they were asked for no longer."""
+    more = ["--outcome_windows", "12", "--outcome_steps", "4", "--outcome_passes", "2", "--outcome_rate", "0.03"]
+    heads, costs = [], []
+    for again in ([], ["--resume"], ["--resume", "--outcome_windows", "0"], ["--resume"]):
+        train.main(train_config(pipeline, tmp_path / "s", *more, *again))
+        assert artefacts.verify(tmp_path / "s") == []
+        weights = load_simulator(tmp_path / "s").world.state_dict()
+        heads.append({k: x for k, x in weights.items() if k.startswith("outcome_head")})
+        costs.append(artefacts.read_manifest(tmp_path / "s")["metrics"].get("outcome_cost_before"))
+    learned, same, unlearned, learned_again = heads
+    assert any(not torch.equal(x, unlearned[k]) for k, x in learned.items())
+    assert all(torch.equal(x, same[k]) and torch.equal(x, learned_again[k]) for k, x in learned.items())
+    assert costs[0] == costs[1] == costs[3] and costs[2] is None
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
