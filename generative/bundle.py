@@ -108,6 +108,9 @@ def main(config: BundleConfig) -> None:
         if type(agent) is not RecurrentAgent:
             raise UserError(f"--half_agent rounds recurrent PPO agents, not a {type(agent).__name__}")
         round_to_half(agent)
+    if config.simulator is not None and artefacts.OWN_WORLD in artefacts.files_of(config.simulator):
+        raise UserError(f"{config.simulator} is a world model of your own, of which no bundle is made: its directory "
+                        "holds all that it needs, the agent too, and is copied as it is")  # fmt: skip
     simulator = None if config.simulator is None else load_simulator(config.simulator)
     if simulator is not None and fingerprint(agent) != fingerprint(simulator.agent):
         raise UserError(f"{config.simulator} was not trained around the agent in {config.agent}")

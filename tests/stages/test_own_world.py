@@ -23,11 +23,12 @@ from analysis.saliency import __main__ as saliency
 from analysis.target_functions import __main__ as target_functions
 from core import artefacts, config as cli
 from core.contracts import UserError
+from core.directions import fingerprint
 from core.episodes import RolloutStore
 from core.stages import OF_AN_AGENT
 from envs.planted import PlantedAgent, PlantedModel, PlantedOptions
 from envs.registry import spec_of
-from generative import adopt, record_samples
+from generative import adopt, bundle, record_samples
 from generative.adopt import AdoptWorldConfig, check, windows
 from generative.adopted import simulator_in
 from generative.load import load_simulator
@@ -162,6 +163,17 @@ def test_other_weights_than_the_manifest_names_are_found(house: Path) -> None:
     (said,) = artefacts.verify(wrong.path)
     assert "it says simulator 0000000000000000, its inputs hold others" in said
     shutil.rmtree(wrong.path)
+
+
+def test_no_bundle_is_made_of_it(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said to hold no simulator."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(house / "data"))
+    argv = ["--agent", f"{house}/agent", "--simulator", f"{house}/simulator", "--out", f"{tmp_path}/b"]
+    with pytest.raises(UserError, match="is a world model of your own, of which no bundle is made: .* copied as it is"):
+        bundle.main(cli.parse(bundle.BundleConfig, argv, bundle.STAGE))
+    copied = shutil.copytree(house / "simulator", tmp_path / "copied")
+    assert fingerprint(load_simulator(copied)) == fingerprint(load_simulator(house / "simulator"))
+    assert not (tmp_path / "b").exists()
 
 
 def test_its_samples_are_what_the_world_shows(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
