@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.policies import kl_per_part, sample
 from agents.ppo import PPOConfig, Rollout, clipped_loss, encode_sequences, unroll
 from agents.recurrent import RecurrentAgent
 from core import config as cli
@@ -108,8 +109,8 @@ def consistent_loss_of(
         frames = r.obs[name]
         with torch.no_grad():
             augmented = augment(frames.index_select(1, chosen), options, rng, processes)
-        shown = (frames.index_select(1, mine), augmented)
-        seen = (encode_sequences(agent, {name: x}, config.bf16) for x in shown if x.shape[1])
+        views = (frames.index_select(1, mine), augmented)
+        seen = (encode_sequences(agent, {name: x}, config.bf16) for x in views if x.shape[1])
         both = torch.cat([mine, few])
         together = each(lambda *x: torch.cat(x, 1), *seen)
         logits, value = unroll(agent, together, rows_of(r.state_first, both), r.is_first[:, both])
@@ -118,20 +119,18 @@ def consistent_loss_of(
             logits_TBA[:, :n].flatten(0, 1), value_TB[:, :n].flatten(), r, advantage, columns, config, entropy_coef,
             processes, agent.spec.parts,
         )  # fmt: skip
-        views = (logits_TBA[:, : len(few)].detach(), logits_TBA[:, n:])
-        of_parts = zip(*(x.split(list(agent.spec.parts), -1) for x in views), strict=True)
-        pairs = [(target.log_softmax(-1), other.log_softmax(-1)) for target, other in of_parts]
+        target, other = logits_TBA[:, : len(few)].detach(), logits_TBA[:, n:]
         steps = len(frames) * len(chosen)
 
         def mean(x_TB: Tensor) -> Tensor:
             """Over all that were chosen, of which the processes have unequal shares: what averages to it."""
             return x_TB.sum() / steps * processes.count
 
-        kl = mean(torch.stack([(a.exp() * (a - b)).sum(-1) for a, b in pairs]).sum(0))
+        kl = mean(kl_per_part(target, other, agent.spec).sum(-1))
         value_error = mean((value_TB[:, n:] - value_TB[:, : len(few)].detach()).square())
         parts["consistency_kl"], parts["consistency_value"] = kl.detach(), value_error.detach()
-        same = torch.stack([a.argmax(-1) == b.argmax(-1) for a, b in pairs]).all(0)
-        parts["same_choice"] = mean(same.float())
+        choices = [sample(logits, agent.spec, greedy=True) for logits in (target, other)]
+        parts["same_choice"] = mean((choices[0] == choices[1]).all(-1).float())
         return loss + options.consistency * (kl + value_error), parts
 
     return loss_of
