@@ -5,10 +5,10 @@ A shard holds the episodes of one writer, concatenated along time: datasets ``ob
 Frames are chunked by 32 steps.
 
 A shard may be gigabytes, so it is not hashed when it is opened; HDF5 finds what changed in it where it is read.  Its
-metadata are of the format of 1.10, which gives each block of them a checksum, and every dataset, those of the index
-too, is compressed, with zlib's Adler-32 of the plain bytes (until 2026 also a Fletcher-32 of the compressed ones).
-Shards of earlier versions (superblock 0) have no checksum of index and metadata: those are compared with the manifest's
-SHA-256 as a whole, once a store.
+metadata are of the format of 1.10, which gives each block of them a checksum, and every chunk of every dataset, those
+of the index too, has a Fletcher-32.  Shards of earlier versions have no checksum of index and metadata (superblock 0),
+or of their chunks zlib's Adler-32 alone, which misses some flipped bits: those are compared with the manifest's SHA-256
+as a whole, once a store.
 """
 
 from __future__ import annotations
@@ -329,6 +329,7 @@ class RolloutStore:
         self.spec = EnvSpec.from_json(load_json(self.path, "spec.json"))
         # Another system's files (analysis.activation_json) may know neither; there they are NaN.
         self._not_recorded = ("value", "reward") if self.manifest["facts"].get("mode") == "imported" else ()
+        self._compared: set[str] = set()  # shards whose SHA-256 is the manifest's
         self._files: dict[int, Any] = {}
         self._bounded: set[tuple[int, str]] = set()  # datasets whose sizes were found right
         self._opened: dict[tuple[int, str], Any] = {}  # datasets of the shard that was read last
@@ -373,8 +374,8 @@ class RolloutStore:
         return self._files[shard]
 
     def _check(self, name: str) -> None:
-        """Compare a shard's size with the manifest, and its SHA-256 where its own checksums are not of everything.
-        UserError where another recording has taken this one's place since it was opened."""
+        """Compare a shard's size with the manifest, and its SHA-256 where its metadata have no checksums.  UserError
+        where another recording has taken this one's place since it was opened."""
         path, known = self.path / name, self.manifest["files"][name]
         if self._checked[MANIFEST] != _same_file(self.path / MANIFEST):
             raise UserError(f"{self.path} was replaced or moved while it was read; start again")
@@ -388,9 +389,15 @@ class RolloutStore:
             raise UserError(f"{path}: truncated or broken shard (its manifest knows another size); record it again")
         with open(path, "rb") as file:
             superblock = file.read(9)  # HDF5's signature, then the version: 3 in 1.10's format
-        if superblock[8:] < b"\3" and sha256(path) != known["sha256"]:
-            raise UserError(f"{path}: {DIFFERS}")
+        if superblock[8:] < b"\3":
+            self._compare(name)
         self._checked[name] = _same_file(path)
+
+    def _compare(self, name: str) -> None:
+        """A shard as a whole with the manifest's SHA-256, once."""
+        if name not in self._compared and sha256(self.path / name) != self.manifest["files"][name]["sha256"]:
+            raise UserError(f"{self.path / name}: {DIFFERS}")
+        self._compared.add(name)
 
     def _broken(self, shard: int, why: str) -> UserError:
         return UserError(f"{self.path / self._shards[shard]}: broken shard ({why}); {REMEDY}")
@@ -411,6 +418,8 @@ class RolloutStore:
                 return self._opened[shard, name]
             known = (shard, name) in self._bounded
             found = file[name] if known else dataset_of(file, name, self.path / self._shards[shard])
+            if not found.fletcher32:
+                self._compare(self._shards[shard])
             self._bounded.add((shard, name))
             self._opened = {key: of for key, of in self._opened.items() if key[0] == shard} | {(shard, name): found}
             return found

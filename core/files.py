@@ -294,7 +294,22 @@ def compressed_dataset(file: Any, name: str, like: np.ndarray, count: int, rows:
     chunks = (max(1, min(rows, count)), *like.shape[1:])
     # Shuffled, the like bytes of neighbouring numbers (exponents, high bytes) stand together.
     return file.create_dataset(name, shape=(count, *like.shape[1:]), dtype=like.dtype, chunks=chunks,
-                               shuffle=like.dtype.itemsize > 1, compression="gzip", compression_opts=1)  # fmt: skip
+                               shuffle=like.dtype.itemsize > 1, compression="gzip", compression_opts=1,
+                               fletcher32=True)  # fmt: skip
+
+
+def fletcher32(data: bytes) -> int:
+    """The checksum of HDF5's filter of this name (H5_checksum_fletcher32): Fletcher's of big-endian words of 16 bits,
+    an odd last byte filled up with 0.  A sum that 65,535 divides is written as 65,535, and as 0 only of zeros alone."""
+    words = np.frombuffer(data + bytes(len(data) % 2), "<u2")
+    first = second = 0
+    for at in range(0, len(words), 1 << 16):
+        sums = np.cumsum(words[at : at + (1 << 16)], dtype=np.uint64)
+        second += first * len(sums) + int(sums.sum())
+        first += int(sums[-1])
+    # Modulo 65,535, times 256 swaps a word's bytes: the sums of big-endian words from those of little-endian ones.
+    first, second = ((256 * s - 1) % 65_535 + 1 if s else 0 for s in (first, second))
+    return second << 16 | first
 
 
 def write_rows(dataset: Any, at: int, block: np.ndarray, level: int = FAST) -> None:
@@ -302,8 +317,9 @@ def write_rows(dataset: Any, at: int, block: np.ndarray, level: int = FAST) -> N
     end.
 
     In the format of gzip's, which every HDF5 reads, but at level FAST made by ISA-L: to the size of zlib's level 2 in a
-    quarter of its time; at higher levels by zlib, smaller and slower.  As in every such stream, an Adler-32 of the
-    plain bytes says where they were changed.
+    quarter of its time; at higher levels by zlib, smaller and slower.  A Fletcher-32 of the compressed bytes follows,
+    which finds every changed bit; the stream's own Adler-32 misses one in 30,000 of small chunks, where a few bytes
+    change places.
     """
     from isal import isal_zlib
 
@@ -316,7 +332,8 @@ def write_rows(dataset: Any, at: int, block: np.ndarray, level: int = FAST) -> N
             chunk = np.ascontiguousarray(chunk.reshape(-1).view(np.uint8).reshape(-1, size).T)
         where = (at + first, *[0] * (block.ndim - 1))
         compress = isal_zlib.compress if level == FAST else zlib.compress
-        dataset.id.write_direct_chunk(where, compress(chunk.reshape(-1).data, level))
+        stream = compress(chunk.reshape(-1).data, level)
+        dataset.id.write_direct_chunk(where, stream + fletcher32(stream).to_bytes(4, "little"))
 
 
 # Reading

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import resource
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import h5py
@@ -22,9 +24,11 @@ from core.contracts import UserError
 from core.files import (
     Spool,
     bounded,
+    compressed_dataset,
     csv_bytes,
     csv_of,
     dataset_of,
+    fletcher32,
     hdf5_file,
     is_inside,
     json_of,
@@ -36,6 +40,7 @@ from core.files import (
     unpickled_tensors,
     write_atomically,
     write_npz,
+    write_rows,
     writing,
 )
 
@@ -136,6 +141,41 @@ def test_hdf5_where_the_disk_is_full(limit: int, tmp_path: Path) -> None:
         check()
     with h5py.File(file) as back:
         assert np.array_equal(back["x"][:], noise)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 719, 720, 4001, 2_000_001])
+def test_fletcher32_is_that_of_hdf5(size: int, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(256, size=size, dtype=np.uint8)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for i, data in enumerate((noise, np.zeros_like(noise), np.full_like(noise, 255))):
+            written = file.create_dataset(str(i), data=data, chunks=(size,), fletcher32=True)
+            raw = written.id.read_direct_chunk((0,))[1]
+            assert int.from_bytes(raw[size:], "little") == fletcher32(data.tobytes())
+
+
+def test_a_bit_is_found_that_changes_no_adler32(tmp_path: Path) -> None:
+    """Where the distance of a match changes, a few bytes of small chunks change places, and the sums may stay."""
+    rng, missed, path = np.random.default_rng(0), 0, tmp_path / "x.h5"
+    for _ in range(60):
+        actions = rng.integers(3, size=99)
+        with hdf5_file(path) as (file, _check):
+            write_rows(compressed_dataset(file, "x", actions, 99, 99), 0, actions, level=4)
+        with h5py.File(path) as file:
+            assert np.array_equal(file["x"][:], actions)
+            chunk = file["x"].id.get_chunk_info(0)
+        whole = path.read_bytes()
+        first, end = chunk.byte_offset, chunk.byte_offset + chunk.size
+        plain = zlib.decompress(whole[first : end - 4])
+        for at, bit in itertools.product(range(first, end - 4), range(8)):
+            changed = bytearray(whole)
+            changed[at] ^= 1 << bit
+            with suppress(zlib.error):
+                if zlib.decompress(changed[first : end - 4]) != plain:
+                    missed += 1
+                    path.write_bytes(changed)
+                    with h5py.File(path) as file, pytest.raises(OSError, match="filter returned failure"):
+                        file["x"][:]
+    assert missed
 
 
 # Reading
