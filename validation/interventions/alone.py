@@ -34,7 +34,7 @@ from validation.hypotheses.grammar import Hypothesis, timed
 from validation.interventions import verdicts
 from validation.interventions.bench import AGE, Bench, effects_in
 from validation.interventions.claims import about_starts, against_controls, beyond_memory, claims_of, parts_of
-from validation.interventions.options import StudyOptions, check_options, in_time, note_far, note_sole, parse_study
+from validation.interventions.options import StudyOptions, check_options, in_time, note_directions, parse_study
 from validation.interventions.start_when import started_in, where_started
 from validation.interventions.statistics import (
     Controls,
@@ -179,8 +179,7 @@ def _alone(
         "paired_by": asked.starts.paired_by, "criteria": CRITERIA, "chosen": [one.words for one in picked], "who": who,
         "claims": claims_of(rows, picked, explicit, verdict_of, claim_of),
     }  # fmt: skip
-    note_far(result, hypotheses)
-    note_sole(result, basis)
+    note_directions(result, hypotheses, basis)
     result.notes["starts_in"] = started_in(options.start_when, basis, rule)
     about_starts(result.notes["claims"], result.notes["starts_in"])
     result.notes["claim"] = " ".join(c["text"] for c in result.notes["claims"] if c["headline"])

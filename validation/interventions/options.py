@@ -177,15 +177,12 @@ def parse_study(
     return hypotheses, events
 
 
-def note_far(result: Result, hypotheses: Sequence[Hypothesis]) -> None:
-    """Note changes that lead far from what was recorded, among the warnings and by themselves (``FAR_OUTSIDE``)."""
+def note_directions(result: Result, hypotheses: Sequence[Hypothesis], basis: Basis) -> None:
+    """Note, among the warnings, changes that lead far from what was recorded (also by themselves, ``FAR_OUTSIDE``), and
+    that no claim about the only direction of its basis can be special."""
     if (said := far_outside({h.name: h.amounts for h in hypotheses})) is not None:
         result.notes["warnings"].append(said)
         result.notes[FAR_OUTSIDE] = said
-
-
-def note_sole(result: Result, basis: Basis) -> None:
-    """Note among the warnings that no claim about the only direction of its basis can be special."""
     if basis.size == 1:
         result.notes["warnings"].append(
             f"The {basis.kind} basis has one direction, so that controls are this direction or its opposite: no claim "

@@ -14,7 +14,7 @@ from validation.interventions import verdicts
 from validation.interventions.bench import Bench
 from validation.interventions.claims import Picked, about_starts, claim_of, claim_of_need, claims_of
 from validation.interventions.members import tell
-from validation.interventions.options import StudyOptions, note_far, note_sole
+from validation.interventions.options import StudyOptions, note_directions
 from validation.interventions.start_when import started_in
 from validation.interventions.statistics import (
     NEEDS,
@@ -80,8 +80,7 @@ def report(
         "controls",
         "chosen": [one.words for one in picked],
     }  # fmt: skip
-    note_far(result, hypotheses)
-    note_sole(result, bench.basis)
+    note_directions(result, hypotheses, bench.basis)
     if starts.paired_by == "seed":
         result.notes["paired"] = "The world has no snapshots: pairs replay the same seed and actions up to the start."
     result.scalar("zero_change_real", effects.zero[0], "largest effect of amount 0")

@@ -36,7 +36,7 @@ from validation.hypotheses.grammar import Hypothesis, parse_hypothesis, shift_of
 from validation.interventions import verdicts
 from validation.interventions.bench import Bench
 from validation.interventions.claims import claim_of, q_of_claims, restate
-from validation.interventions.controls import Family, NothingToChooseError, choose, contest, mocks_of, run_ways
+from validation.interventions.controls import Family, NothingToChooseError, Pick, choose, contest, mocks_of, run_ways
 from validation.interventions.options import StudyOptions
 from validation.interventions.statistics import (
     Controls,
@@ -161,7 +161,7 @@ def chance_of(benches: Benches, basis: Basis, options: StudyOptions, generator: 
     alone_p = worst_p(abs(mean), np.abs(single[pick.quantity][:, 0, pick.way].mean(1)), mocks.law_M)
     way = family.ways[pick.place][pick.way]
     named = Family(((way,),) * basis.size)  # what --chosen_of asks
-    again = contest(named, choosing, test, choose(named, choosing, [None])[0], mocks, "asked by name")
+    again = contest(named, choosing, test, [Pick(0, 0, pick.quantity)], mocks, "asked by name")
     named_p = special_p(pick.quantity, mean, Controls({}, mocks.law_M, {}, again.largest))
     return Chance(p, named_p, alone_p)
 
