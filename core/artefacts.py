@@ -444,6 +444,8 @@ def begin_run(path: Path, stage: str, config: Any, inputs: Inputs | None = None,
                 _discard(path)
             elif holds:
                 shutil.rmtree(aside, ignore_errors=True)
+                if aside.exists():  # else it would be put back below, in place of the run that is there
+                    raise UserError(f"{aside}, an earlier run, is in the way and cannot be removed: move it elsewhere")
                 replaced = aside
                 os.replace(path, aside)
             path.mkdir(parents=True, exist_ok=True)

@@ -883,6 +883,24 @@ def test_an_earlier_run_that_waits_is_not_deleted_unasked(runs: Path) -> None:
     assert (aside / "notes.txt").read_text() == "mine"
 
 
+def test_an_earlier_run_that_cannot_be_deleted_does_not_cost_the_present_one(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without write permission, or with a file on NFS that somebody has open, stays aside when the run that
+    replaced it is whole: it came back in the place of that one, which was deleted."""
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with new_run(runs / "agent", "train", {"seed": 2}, overwrite=True):
+            pass
+        before, aside = contents(runs / "agent"), artefacts.aside_of(runs / "agent")
+        with pytest.raises(UserError, match=f"^{aside}, an earlier run, .* cannot be removed: move it elsewhere$"):
+            artefacts.begin_run(runs / "agent", "train", {"seed": 3}, overwrite=True)
+    assert contents(runs / "agent") == before and aside.exists()
+    with new_run(runs / "agent", "train", {"seed": 3}, overwrite=True):
+        pass
+    assert read_manifest(runs / "agent")["seed"] == 3 and not aside.exists()
+
+
 def test_a_saved_state_is_not_thrown_away_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, config = tmp_path / "a", {"seed": 1}
     artefacts.begin_run(out, "train", config)
