@@ -30,6 +30,7 @@ from core.config import nearest
 from core.contracts import REWARD, Agent, EnvSpec, Field, UserError
 from core.directions import fingerprint
 from core.episodes import Episode, StoreWriter
+from core.export import STAGE as EXPORT
 from core.files import dataset_of, npz_of, parsing
 from core.progress import bar
 from core.roll import act
@@ -40,7 +41,7 @@ from core.words import counted
 STAGE = "import_rollouts"
 TRANSITIONS = ("action", "reward", "terminated", "truncated")
 MINARI = {"action": "actions", "reward": "rewards", "terminated": "terminations", "truncated": "truncations"}
-MINARI_FILE = "main_data.hdf5"
+MINARI_FILE, METADATA = "main_data.hdf5", "metadata.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,8 @@ def _read_minari(path: Path, spec: EnvSpec) -> list[Recorded]:
     found = [path] if path.is_file() else sorted(path.rglob(MINARI_FILE))
     if len(found) != 1:
         raise UserError(f"{path} holds {len(found)} files {MINARI_FILE}; give the directory of one Minari HDF5 dataset")
-    _check_world(found[0].with_name("metadata.json"), path, spec)
+    _check_exported(found[0])
+    _check_world(found[0].with_name(METADATA), path, spec)
     out = []
     with parsing(found[0], "dataset of Minari's HDF5 layout"), h5py.File(found[0], "r") as file:
         numbers = sorted(int(m[1]) for name in file if (m := re.fullmatch(r"episode_(\d+)", name)))
@@ -147,6 +149,14 @@ def _read_minari(path: Path, spec: EnvSpec) -> list[Recorded]:
     if not out:
         raise UserError(f"{found[0]} holds no episodes")
     return out
+
+
+def _check_exported(file: Path) -> None:
+    """UserError where core.export wrote a dataset and it is not what the run directory's manifest knows."""
+    run = file.absolute().parent.parent
+    if artefacts.begun_by(run) == EXPORT:
+        for name in (file.name, METADATA):
+            artefacts.check_file(run, f"{file.parent.name}/{name}")
 
 
 def _check_world(metadata: Path, path: Path, spec: EnvSpec) -> None:

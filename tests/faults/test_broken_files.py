@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from core import artefacts
+from core import artefacts, export
 from core.artefacts import MANIFEST, Result, load_array, load_json, load_weights, new_run, read_manifest, save_weights
 from core.contracts import EnvSpec, Field, UserError
 from core.directions import Basis, load_basis
@@ -56,6 +56,9 @@ def make(root: Path) -> None:
         with StoreWriter(run.path, shard_steps=30) as writer:
             for steps in (20, 15, 9):
                 writer.add(episode(steps, rng))
+        run.facts = {"source": "real"}
+    with new_run(root / "export", export.STAGE, {}) as run, RolloutStore(root / "run") as kept:
+        export.write_minari(kept, run.path / "data", "test-v0")
     (root / "training").mkdir()
     save_state(root / "training" / STATE, w=torch.randn(99), curve=[{"step": 8, "loss": "2.5"}], step=8)
     with open(root / "progress.csv", "w", newline="") as file:
@@ -169,6 +172,8 @@ KINDS = [
     Kind("weights.safetensors", lambda r: tensors(r / "weights.safetensors"), checked=False),
     Kind("rollouts.npz", lambda r: rollouts(r / "rollouts.npz")),
     Kind("main_data.hdf5", lambda r: rollouts(r / "main_data.hdf5"), checked=False),
+    Kind("export/data/main_data.hdf5", lambda r: rollouts(r / "export")),
+    Kind("export/data/metadata.json", lambda r: rollouts(r / "export" / "data")),
     Kind("activations.json", lambda r: activations(r / "activations.json"), checked=False),
 ]
 
@@ -215,6 +220,25 @@ def mutations(kind: Kind, good: Path, tmp_path: Path, count: int, seed: int) -> 
             assert not kind.checked or found == want, f"mutation {number} of {kind.file} was read as something else"
         file.write_bytes(before)
     assert kind.read(root) == want
+
+
+def test_numbers_of_an_exported_dataset_are_compared_with_its_manifest(good: Path, tmp_path: Path) -> None:
+    """HDF5 has no checksum of what Minari's layout keeps as it is: another action was read, another reward."""
+    shutil.copytree(good / "export", tmp_path / "export")
+    file = tmp_path / "export" / "data" / "main_data.hdf5"
+    with h5py.File(file) as opened:
+        places = [opened[f"episode_1/{name}"].id.get_offset() for name in ("actions", "rewards", "truncations")]
+    before = file.read_bytes()
+    for at in places:
+        file.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])
+        for given in (tmp_path / "export", file.parent, file):
+            with pytest.raises(UserError, match=f"^{file}: content differs from its manifest"):
+                rollouts(given)
+    file.write_bytes(before)
+    assert rollouts(file) == rollouts(good / "export")
+    (tmp_path / "export" / MANIFEST).unlink()
+    with pytest.raises(UserError, match="export is half-written"):
+        rollouts(tmp_path / "export")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.file)
