@@ -6,6 +6,7 @@ kills the only one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -349,11 +350,10 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 def after_a_state(process: subprocess.Popen[str], out: Path, step: int) -> dict[str, int]:
     """Wait for a state of a later step; when the shards that it knows were written."""
     while True:
-        state = load_state(out / STATE) if (out / STATE).exists() else {"step": 0}
-        own = out / f".state_{state['step']}_0.pt"
-        if state["step"] > step and own.exists():
-            shards = load_state(own)["writer"]["shards"]
-            return {p.name: p.stat().st_mtime_ns for p in sorted(out.glob("*.h5"))[:shards]}
+        with contextlib.suppress(UserError):  # there is none yet, or the next one took its place as it was read
+            if (found := load_state(out / STATE)["step"]) > step:
+                shards = load_state(out / f".state_{found}_0.pt")["writer"]["shards"]
+                return {p.name: p.stat().st_mtime_ns for p in sorted(out.glob("*.h5"))[:shards]}
         assert process.poll() is None
         time.sleep(0.01)
 

@@ -477,7 +477,7 @@ def test_a_seal_holds_for_these_values_only(values: dict[str, Any]) -> None:
     values.pop("seal", None)
     known = json.loads(json.dumps(sealed(values)))
     assert seal_holds(known) and not seal_holds(values)
-    assert not seal_holds({**known, "more": 0}) and not seal_holds({**known, "seal": None})
+    assert not seal_holds({**known, "one more": 0}) and not seal_holds({**known, "seal": None})
 
 
 def test_what_users_may_edit_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

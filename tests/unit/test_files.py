@@ -279,6 +279,7 @@ def test_broken_json_is_one_line(data: bytes) -> None:
 
 
 @given(st.lists(st.lists(st.text(max_size=4), min_size=2, max_size=2), max_size=4))
+@settings(deadline=None)
 def test_tables_come_back(rows: list[list[str]]) -> None:
     rows = [[cell.replace("\0", "") for cell in row] for row in rows]
     try:
