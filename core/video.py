@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from core.contracts import UserError
-from core.files import CannotFilm, save_picture
+from core.files import CannotFilm, save_picture, writing
 
 
 def check_video(instead: str = "--no-video") -> None:
@@ -25,20 +26,25 @@ def check_video(instead: str = "--no-video") -> None:
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> None:
-    """MP4 (H.264) of uint8 frames; sides a multiple of 16."""
-    import imageio.v2 as imageio
+    """MP4 (H.264) of frames uint8 [height, width, 3]; sides a multiple of 16.  UserError, and no file, where ffmpeg
+    does not end well: of a short film it writes all at its end."""
+    import imageio_ffmpeg
 
-    # Else ffmpeg begins as a fork that runs Python, which beside threads can hang (JAX warns of it at every film).
-    os.environ["IMAGEIO_FFMPEG_NO_PREVENT_SIGINT"] = "1"
-    try:
-        writer: Any = imageio.get_writer(path, format="FFMPEG", fps=fps, codec="libx264", quality=8)  # type: ignore[arg-type]
-        with writer:
-            for frame in frames:
-                writer.append_data(frame)
-    except OSError as error:  # ffmpeg is a process of its own, and says why on many lines
-        path.unlink(missing_ok=True)
-        reason = (str(error).splitlines() or ["it ended"])[-1]
-        raise CannotFilm(f"{path}: ffmpeg cannot write it ({reason}); free some space, or write elsewhere") from error
+    height, width, _ = frames[0].shape
+    reads = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:.02f}", "-i", "-"]
+    makes = ["-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "10", "-v", "warning", "-f", "mp4"]
+    with writing(path) as file, tempfile.TemporaryFile() as said:
+        command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", *reads, *makes, file.name]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said) as ffmpeg:
+            assert ffmpeg.stdin is not None
+            with suppress(BrokenPipeError):  # it says why
+                for frame in frames:
+                    ffmpeg.stdin.write(np.ascontiguousarray(frame).data)
+            ffmpeg.communicate()
+        if ffmpeg.returncode:  # it is a process of its own, and says why on many lines
+            said.seek(0)
+            reason = (said.read().decode(errors="replace").splitlines() or ["it ended"])[-1]
+            raise CannotFilm(f"{path}: ffmpeg cannot write it ({reason}); free some space, or write elsewhere")
 
 
 def write_gif(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> None:

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import re
+import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -269,18 +270,25 @@ def test_a_figure_that_fails_costs_no_number(
 
 
 def test_a_video_that_ffmpeg_cannot_write_costs_no_number(tmp_path: Path) -> None:
-    """It was a user's mistake by its kind, which undid a saliency of hours."""
+    """It was a user's mistake by its kind, which undid a saliency of hours.  Of a short film ffmpeg writes all at its
+    end, where nobody asked how it ended: half of it, which nothing can show, stood for the film."""
     from core.video import write_video
 
-    out, result = tmp_path / "r", Result()
+    out, result, before = tmp_path / "r", Result(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    frames = np.random.default_rng(0).integers(0, 255, (9, 64, 64, 3), np.uint8)
     result.scalar("number", 1.5, "units")
-    said = f"{out / 'gone' / 'v.mp4'}: ffmpeg cannot write it"
+    said = f"^{out / 'v.mp4'}: ffmpeg cannot write it .*; free some space, or write elsewhere$"
     with pytest.raises(UserError, match=said), new_run(out, "saliency", {}) as run:
         result.save(run.path)
         with run.figures():
-            write_video(run.path / "gone" / "v.mp4", [np.zeros((64, 64, 3), np.uint8)] * 9)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))  # as on a full disk
+            try:
+                write_video(run.path / "v.mp4", list(frames))
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert Result.load(out).scalars["number"]["value"] == 1.5 and artefacts.verify(out) == []
     assert read_manifest(out)["facts"]["figures"].startswith("failed: CannotFilm")
+    assert {p.name for p in out.iterdir()} == {"config.json", "manifest.json", "result.json", "arrays.npz"}
 
 
 def test_a_video_is_written_without_a_fork_that_runs_python(tmp_path: Path) -> None:
