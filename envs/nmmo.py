@@ -130,12 +130,13 @@ def ready_maps(options: NmmoOptions, maps: Path, generate: bool = True) -> Path:
     Raises UserError where maps are missing and ``generate`` is off, or the folder cannot be written.
     """
     folder = map_folder(options, maps)
+    begun = folder.exists()  # asked first: another process may make them now
     missing = [i for i in range(1, options.map_pool + 1) if not (folder / f"map{i}" / "map.npy").exists()]
     if not missing:
         return folder
     if not generate:
         raise UserError(f"{folder} has no map {missing[0]}: allow their generation, or choose another --maps")
-    if folder.exists():
+    if begun:
         raise UserError(f"{folder} is incomplete (no map {missing[0]}); delete it, and it is generated again")
     try:
         maps.mkdir(parents=True, exist_ok=True)

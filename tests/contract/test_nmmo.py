@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -334,6 +335,22 @@ def test_maps_are_made_once_and_are_the_same_everywhere(maps: Path, tmp_path: Pa
     (tmp_path / "a_file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         ready_maps(SMALL, tmp_path / "a_file")
+
+
+def test_maps_that_another_process_has_made_meanwhile_are_whole(
+    maps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its folder appeared after the look for the maps in it, it was said to lack the first of them."""
+    made, folder, exists = ready_maps(SMALL, maps), map_folder(SMALL, tmp_path), Path.exists
+
+    def seen_too_early(path: Path) -> bool:
+        found = exists(path)
+        if path.name == "map.npy" and not exists(folder):
+            shutil.copytree(made, folder)
+        return found
+
+    monkeypatch.setattr(Path, "exists", seen_too_early)
+    assert ready_maps(SMALL, tmp_path) == folder and [*tmp_path.iterdir()] == [folder]
 
 
 @pytest.mark.parametrize(
