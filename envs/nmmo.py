@@ -144,11 +144,13 @@ def ready_maps(options: NmmoOptions, maps: Path, generate: bool = True) -> Path:
     except OSError as error:
         raise UserError(f"--maps {maps} cannot be written ({error.strerror}); choose another directory") from None
     try:
-        config = _nmmo_config(options, half)
+        made = half / folder.name  # with the rights that a directory has, not those of a temporary one
+        made.mkdir()
+        config = _nmmo_config(options, made)
         with _quiet():
             config.MAP_GENERATOR(config).generate_all_maps(0)
         with contextlib.suppress(OSError):  # another process was faster: its maps are the same
-            os.rename(half, folder)
+            os.rename(made, folder)
     finally:
         shutil.rmtree(half, ignore_errors=True)
     return folder

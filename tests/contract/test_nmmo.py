@@ -323,6 +323,8 @@ def test_maps_are_made_once_and_are_the_same_everywhere(maps: Path, tmp_path: Pa
     for number in (1, 18):
         a, b = (np.load(folder / f"map{number}" / "map.npy") for folder in (here, there))
         np.testing.assert_array_equal(a, b)
+    (tmp_path / "any").mkdir()
+    assert there.stat().st_mode == (tmp_path / "any").stat().st_mode  # others may read them, where they may anything
     before = (there / "map1" / "map.npy").stat().st_mtime_ns
     ready_maps(SMALL, tmp_path)
     assert (there / "map1" / "map.npy").stat().st_mtime_ns == before
