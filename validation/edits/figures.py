@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,8 @@ WAYS = {Way().name: REAL, Way("pixels").name: MEMORY, Way("world").name: WORLD, 
         Way("pixels", "episode").name: NEGATIVE, SET_BACK: BOTH, ALL_ELSE: MEMORY_PALE}  # fmt: skip
 MOST = 12  # quantities in a figure
 ABREAST = 4  # edits beside each other
+LEGEND_INCHES = 1.7  # of a name in the legend
+FIRST, STEP, LAST = -0.195, 0.13, 0.4  # where ways lie about the line of their quantity; the next one's begin at 0.6
 
 
 def draw(result: Result, path: Path) -> None:
@@ -23,12 +26,12 @@ def draw(result: Result, path: Path) -> None:
     unedited and edited."""
     rows = [row for row in result.tables["effects"] if row["late"]]
     edits = list(dict.fromkeys(row["edit"] for row in rows))
-    _effects(rows, edits, path / "effects.png")
+    effects(rows, edits).savefig(path / "effects.png", dpi=110)
     _frames(result, edits, path / "frames.png")
 
 
-def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> None:
-    """Dots with 95 % intervals."""
+def effects(rows: list[dict[str, object]], edits: list[str]) -> Any:
+    """Dots with 95 % intervals, a panel an edit, a line a quantity, a dot a way."""
     from matplotlib.lines import Line2D
 
     names = list(dict.fromkeys(str(row["quantity"]) for row in rows))
@@ -40,16 +43,19 @@ def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> Non
     axes = figure.subplots(rows_of_axes, wide, sharey=True, squeeze=False).ravel()
     for axis in axes[len(edits) :]:
         axis.axis("off")
+    there = {row["way"] for row in rows}
+    ways = {way: colour for way, colour in WAYS.items() if way in there}
+    step = min(STEP, (LAST - FIRST) / max(len(ways) - 1, 1))
     for axis, edit in zip(axes, edits, strict=False):
         axis.axvline(0, color=LINE, lw=1)
-        for k, (way, colour) in enumerate(WAYS.items()):
+        for k, (way, colour) in enumerate(ways.items()):
             mine = {str(r["quantity"]): r for r in rows if r["edit"] == edit and r["way"] == way}
             for y, q in enumerate(shown):
                 if q not in mine:
                     continue
                 unit = _unit(mine[q])
                 value, low, high = (float(mine[q][n]) / unit for n in ("effect", "low", "high"))  # type: ignore[arg-type]
-                place = y + 0.13 * (k - 1.5)
+                place = y + FIRST + step * k
                 axis.plot([low, high], [place, place], color=colour, lw=1.2)
                 axis.plot(value, place, "o", color=colour, ms=4)
                 if way == "whole" and "foretold" in mine[q]:
@@ -63,12 +69,12 @@ def _effects(rows: list[dict[str, object]], edits: list[str], path: Path) -> Non
         axis.tick_params(labelsize=8)
     axes[0].set_yticks(range(len(shown)), shown)
     axes[0].invert_yaxis()
-    there = {row["way"] for row in rows}
-    ways = {way: colour for way, colour in WAYS.items() if way in there}
     marks = [Line2D([], [], color=colour, marker="o", lw=1.2, ms=4, label=way) for way, colour in ways.items()]
-    marks.append(Line2D([], [], color=SIMULATED, marker="D", lw=0, ms=4, label="foretold (whole)"))
-    figure.legend(handles=marks, loc="outside upper center", ncols=len(marks), fontsize=8)
-    figure.savefig(path, dpi=110)
+    if any("foretold" in row for row in rows):
+        marks.append(Line2D([], [], color=SIMULATED, marker="D", lw=0, ms=4, label="foretold (whole)"))
+    columns = min(len(marks), int(figure.get_figwidth() / LEGEND_INCHES))
+    figure.legend(handles=marks, loc="outside upper center", ncols=columns, fontsize=8)
+    return figure
 
 
 def _unit(row: dict[str, object]) -> float:
