@@ -226,6 +226,7 @@ def test_the_stage_says_what_was_seen_and_foretold(tmp_path: Path, capsys: pytes
         "remove crate on value",
         "remove crate through pixels since episode on prob:jump",
         "remove crate necessary for jump_started",
+        "remove crate sufficient for jump_started",
     )
     result = run(tmp_path / "e", "--simulator", "bundles/coinrun-context/simulator", *two)
     rows = result.tables["effects"]
@@ -239,7 +240,7 @@ def test_the_stage_says_what_was_seen_and_foretold(tmp_path: Path, capsys: pytes
     claims = result.notes["claims"]
     assert [claim["hypothesis"] for claim in claims] == [
         "remove crate", "set velocity 0.2 0", "remove crate on value",
-        "remove crate through pixels since episode on prob:jump", "remove crate",
+        "remove crate through pixels since episode on prob:jump", "remove crate", "remove crate",
     ]  # fmt: skip
     for claim in claims:
         parts = claim["parts"]
@@ -251,11 +252,18 @@ def test_the_stage_says_what_was_seen_and_foretold(tmp_path: Path, capsys: pytes
     assert "nothing of its kind" in claims[1]["parts"]["special"]["words"]
     assert "of all objects of another kind" in claims[2]["parts"]["special"]["words"]
     assert claims[3]["parts"]["size"]["answer"] == "not asked" and claims[3]["way"] == "pixels, since the episode"
-    (need,) = result.tables["needs"]
+    need, sufficient = result.tables["needs"]
     assert (need["event"], need["role"], need["claimed"]) == ("jump_started", "necessary", True)
     assert "is necessary for 'jump_started'" in claims[4]["text"]
     assert "unaltered/first:jump_started" in result.arrays  # when it comes is told in the claim, and judged nowhere
     assert need["horizon"] == 2 and need["contrary_n"] > 0
+    changed_N, alone_N = (
+        result.arrays[f"{of}/event:jump_started@2"] for of in ("effect/remove crate/whole", "unaltered")
+    )
+    asked_N = ~np.isnan(changed_N) & (alone_N == 0)
+    assert sufficient["role"] == "sufficient" and sufficient["n"] == need["contrary_n"] == asked_N.sum()
+    assert sufficient["share"] == pytest.approx(changed_N[asked_N].mean()) and 0 <= sufficient["expected"] <= 1
+    assert "is sufficient for 'jump_started': within 2 steps" in claims[5]["text"]
     assert not any(row["quantity"].startswith("first:") for row in result.tables["effects"])
     said = capsys.readouterr().out
     assert "'remove crate' changes reward plus value after 2 steps" in said and "foretold" in said

@@ -731,7 +731,7 @@ def test_what_an_open_claim_would_need_is_not_said_of_one_that_is_judged():
     answers = {"exists": "open", "through_world": "open", "needed": "open", "starts_for_no": 150, "special_q": np.nan}
     errors = {f"{name}{end}": 0.0 for name in ("no change", "held frame") for end in (" low", " high")}
     errors |= {f"error minus {name}": 0.0 for name in ("no change", "held frame")}
-    h, nowhere = parse_edit_hypothesis("set velocity 0.2 0 on value", "coinrun"), Judged({}, {}, {}, {}, "coinrun")
+    h, nowhere = parse_edit_hypothesis("set velocity 0.2 0 on value", "coinrun"), Judged({}, {}, {}, {}, {}, "coinrun")
     for size, told in (("wrong", False), ("open", True)):  # an edit whose size was refuted was told to need more starts
         claim = claim_of_edit(h, {**about, **seen, **answers, **errors, "size": size}, nowhere)
         assert ("some 150 could tell" in claim["text"]) == told == (claim["verdict"] == "open")

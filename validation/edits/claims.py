@@ -37,6 +37,7 @@ class Judged(NamedTuple):
     foretold: dict[str, dict[str, np.ndarray]]  # {} without a simulator
     against: dict[EditHypothesis, Against]
     unaltered: Mapping[str, np.ndarray]  # the quantities themselves
+    expected: Mapping[str, np.ndarray]  # the same in the simulator; {} without one
     game: str
 
 
@@ -169,7 +170,7 @@ def _needs(
     own = {q: np.stack([judged.seen[h.change]["whole"][q] for h in hypotheses]) for q in events}
     own = {q: np.where(np.isnan(told[q]), np.nan, v) for q, v in own.items()}
     nothing = (float("nan"), float("nan"))
-    effects = Effects(dict(judged.unaltered), {"own": own}, {"own": told}, {}, {}, {}, nothing)
+    effects = Effects(dict(judged.unaltered), {"own": own}, {"own": told}, dict(judged.expected), {}, {}, nothing)
     controls = {h: judged.against[h].controls for h in hypotheses if h in judged.against}
     rows = needs_of(effects, hypotheses, controls, smallest, rng)
     for row in rows:

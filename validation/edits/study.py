@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -158,11 +158,12 @@ def _asked(
     result = Result(tables={"effects": [], "edits": []})
     tests: list[Trial] = []
     edges: list[Tried] = []
-    judged = Judged({}, {}, {}, plain, world.agent.spec.env_id.partition("/")[2])
+    expected = held["simulator"].plain if held else {}
+    judged = Judged({}, {}, {}, plain, expected, world.agent.spec.env_id.partition("/")[2])
     with bar("edits", len(fixed), "edits") as progress:
         for change, of in fixed.items():
             seen, runs = _ways(world, of, measures, plain, unedited, options.directions)
-            foretold = {name: foretell(of) for name, foretell in held.items()}
+            foretold = {name: one.effects(of) for name, one in held.items()}
             rows = _rows(change, seen, foretold, runs, plain, options, rng, tests)
             result.tables["effects"] += rows
             result.tables["edits"].append(_told(change, runs, len(starts)))
@@ -269,7 +270,11 @@ def _coordinates(h_NH: Tensor, measures: Measures) -> dict[str, np.ndarray]:
     return {name: c_NK[:, i] for i, name in zip(measures.directions, measures.names, strict=True)}
 
 
-Foreteller = Callable[[Sequence[Edit | None]], dict[str, np.ndarray]]
+class Foreteller(NamedTuple):
+    """What is foretold at the starts, {quantity: [N]}."""
+
+    plain: dict[str, np.ndarray]  # the quantities themselves, unedited
+    effects: Callable[[Sequence[Edit | None]], dict[str, np.ndarray]]  # of edits; NaN where one cannot be drawn
 
 
 def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[Any] | None) -> dict[str, Foreteller]:
@@ -303,7 +308,7 @@ def _foretellers(world: EditedWorld, measures: Measures, simulator: Simulator[An
             got = run_from(frames, made)
             return {q: np.where(fine_N, v - plain[q], np.nan) for q, v in got.items()}
 
-        return foretell
+        return Foreteller(plain, foretell)
 
     return {} if simulator is None else {"simulator": of(dreamed), "held frame": of(still)}
 
