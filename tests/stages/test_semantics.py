@@ -390,3 +390,12 @@ def test_the_panel_says_what_makes_embeddings_and_that_makes_them(made: Path, tm
     semantics.main(cli.parse(semantics.SemanticsConfig, shlex.split(line)[3:], semantics.STAGE))
     made_again = Result.load(tmp_path / "runs" / "q_embeddings")
     assert {"plane", "tsne"} <= made_again.arrays.keys() and "effects" in made_again.tables
+
+
+def test_the_panel_names_every_directory_that_its_studies_stand_on(made: Path, whole: Path, tmp_path: Path) -> None:
+    built = ["build", f"{made}/agent", f"{made}/rollouts", f"{whole}", "--out", f"{tmp_path}/panel", "--threads", "1"]
+    panel.main(cli.parse(panel.PanelConfig, built, panel.STAGE))
+    page = (tmp_path / "panel" / "panel.html").read_text()
+    (listed,) = re.findall("<caption>Every directory behind this page.*?</table>", page, re.S)
+    for path in (made / "agent", made / "rollouts", made / "trained", whole):
+        assert artefacts.manifest_sha256(path)[:12] in listed, path.name

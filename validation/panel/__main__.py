@@ -153,7 +153,7 @@ def _write(
     if config.only:
         title = f"Samples {', '.join(map(str, config.only))} in {there.facts['world']}"
         return write(path, title, views_of(figure=True), there.facts, there.blocks, True)
-    parts = parts_of(chosen, made)
+    parts = parts_of(chosen, made, about.studies)
     there.facts["films"], shown = films(chosen)
     views = [
         first_page(parts, chosen, there.facts.get("bases", ())),

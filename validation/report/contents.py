@@ -716,10 +716,13 @@ def _in_words(n: int) -> str:
     return words[n] if n < len(words) else number(n)
 
 
-def provenance(chosen: Chosen, out: Path) -> Section:
-    """The chain of manifests, and the commands that repeat each stage."""
+def provenance(chosen: Chosen, out: Path, beside: Sequence[Traced] = ()) -> Section:
+    """The chain of manifests, and the commands that repeat each stage.  beside: other runs that the page shows."""
     rows, commands, taken = [], [], set()
-    for path, manifest in chosen.every.items():
+    every = dict(chosen.every)
+    for run in beside:
+        every |= {**run.compared, **run.chain}
+    for path, manifest in every.items():
         rows.append(
             {
                 "directory": shown(path),
@@ -737,9 +740,9 @@ def provenance(chosen: Chosen, out: Path) -> Section:
             taken.add(name)
             how = repeat(path, out.parent / AGAIN / name)
             commands.append(text_of(how.note) + (f" {command(how.line)}" if how.line else ""))
-    last = next(reversed(chosen.every.values()))
+    last = next(reversed(every.values()))
     versions = ", ".join(f"{k} {v}" for k, v in last["packages"].items())
-    code = ", ".join(sorted({str(m["code"]) for m in chosen.every.values()}))
+    code = ", ".join(sorted({str(m["code"]) for m in every.values()}))
     machine = last["machine"]
     html = [
         table(rows, "Every directory behind this page, and the first 12 digits of its manifest's hash", most=100),
@@ -787,8 +790,8 @@ def build(chosen: Chosen, out: Path) -> Page:
     return Page(html, (*parts.told, *parts.findings, *chosen.left_out))
 
 
-def parts_of(chosen: Chosen, out: Path) -> Parts:
-    """What is said about these runs."""
+def parts_of(chosen: Chosen, out: Path, beside: Sequence[Traced] = ()) -> Parts:
+    """What is said about these runs.  beside: others on the same page, which tells of them elsewhere."""
     again = out.parent / AGAIN
     shows = {**SECTIONS, "interventions": ("The tested claims", lambda run: interventions(run, again))}
     sections, not_run = [agent_and_world(chosen)], []
@@ -804,7 +807,7 @@ def parts_of(chosen: Chosen, out: Path) -> Parts:
             missing = to_make(stage, chosen, "This stage was not run.")
             sections.append(Section(heading, missing))
             not_run.append(heading)
-    sections += [limits(chosen), provenance(chosen, out)]
+    sections += [limits(chosen), provenance(chosen, out, beside)]
     gate, warnings, answers, told = _top(chosen, again)
     findings = [f for s in sections for f in s.findings]
     findings += [f"Not run: {', '.join(not_run)}."] * bool(not_run)
