@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 
 import numpy as np
@@ -399,3 +399,15 @@ def test_the_panel_names_every_directory_that_its_studies_stand_on(made: Path, w
     (listed,) = re.findall("<caption>Every directory behind this page.*?</table>", page, re.S)
     for path in (made / "agent", made / "rollouts", made / "trained", whole):
         assert artefacts.manifest_sha256(path)[:12] in listed, path.name
+
+
+def test_the_panel_says_of_every_code_what_it_is_about(made: Path, whole: Path, tmp_path: Path) -> None:
+    """Effects are sorted by code: the first rows of the table were the first codes' alone."""
+    panel.main(cli.parse(panel.PanelConfig, ["build", f"{whole}", "--out", f"{tmp_path}/panel"], panel.STAGE))
+    page = (tmp_path / "panel" / "panel.html").read_text()
+    (told,) = re.findall("<caption>What the codes are about.*?</table>", page, re.S)
+    effects = Result.load(whole).tables["effects"]
+    for code in {row["code"] for row in effects}:
+        mine = [row for row in effects if row["code"] == code]
+        assert told.count(f"<span>{escape(mine[0]['name'])}</span>") == min(len(mine), 6)
+        assert f"<span>{mine[0]['what']}</span>" in told

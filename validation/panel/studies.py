@@ -28,6 +28,7 @@ from validation.report.page import command, estimate, number, paragraph, picture
 
 POINTS = 4000  # of a run that has more, so many at even distances are shown
 LIVES = 12  # courses that are shown
+SUREST = 6  # of what a code is about, of every code
 SOURCES = {0: "real", 1: "simulated"}
 POSITIONAL = ("extraction", "directory")  # inputs that are typed without their flag
 TITLES = {
@@ -241,6 +242,9 @@ def _codes(study: Study, run: Traced, result: Result, name: str) -> None:
         study.html += [paragraph("No embeddings were made; to make them:"), command(_with_embeddings(run, result))]
     for row in (*result.tables.get("use", ()), *result.tables.get("matches", ())):
         row.setdefault("name", names.get(row.get("code", -1), ""))
+    effects = result.tables.get("effects", [])
+    mine = {code: [row for row in effects if row["code"] == code] for code in names}  # the surest stand first
+    result.tables["effects"] = [row for rows in mine.values() for row in rows[:SUREST]]
     study.tables(result, {
         "use": ("How much every code is used", ("code", "name", "states", "share", "units", "run_length", "value")),
         "silhouettes": ("Separation", ("labels", "space", "silhouette", "rows")),
@@ -248,7 +252,8 @@ def _codes(study: Study, run: Traced, result: Result, name: str) -> None:
         "agreement": ("Agreement with others", ("with", "kind", "ari", "ari_rotated", "nmi", "nmi_rotated", "n")),
         "matches": (f"Descriptions and codes, {result.notes.get('matches_are', '')}", (
             "description", "verdict", "code", "name", "phi", "low", "high", "q_rotated", "q_exchanged", "levels")),
-        "effects": ("What the codes are about", ("name", "what", "kind", "d", "low", "high", "steps", "n")),
+        "effects": (f"What the codes are about: the {SUREST} surest of each", (
+            "name", "what", "kind", "d", "low", "high", "steps", "n")),
     })  # fmt: skip
     study.scalars(result)
 
