@@ -374,11 +374,11 @@ def match(config: SemanticsConfig, subject: Subject, said: Descriptions, holds_N
                           draws=config.match_draws, seed=config.seed)  # fmt: skip
     result.tables["matches"], result.tables["match_pairs"] = rows, pairs
     trained = trained_steps(config.agent)
-    enough = trained is not None and trained >= said.steps
-    was = "an unknown number of" if trained is None else f"{trained:,}"
+    enough = (trained or 0) >= said.steps
+    was = "not known to be trained enough (unknown" if trained is None else f"not trained enough ({trained:,}"
     result.notes["matches_are"] = (
         "of a policy that was trained enough to be described so" if enough else
-        f"a trial of the method: not trained enough ({was} of {said.steps:,} steps)"
+        f"a trial of the method: {was} of {said.steps:,} steps)"
     )  # fmt: skip
 
 

@@ -218,7 +218,15 @@ def test_codes_are_held_against_descriptions(made: Path, tmp_path: Path, capsys:
     assert rows["falls"]["phi"] == pytest.approx(np.corrcoef(mine, falls)[0, 1], abs=1e-6)
     assert len(result.tables["match_pairs"]) == 2 * (8 - len(states.dead))
     out = capsys.readouterr().out
-    assert "of 3 descriptions match a code: a trial of the method: not trained enough (an unknown number of" in out
+    asked = (
+        "of 3 descriptions match a code: a trial of the method: not known to be trained enough (unknown of 5,000 steps)"
+    )
+    assert asked in out
+    artefacts.write_json(tmp_path / "any.json", {**said, "enough_steps": 0})
+    semantics.main(config_of(made, tmp_path / "any", "matches", "--descriptions", f"{tmp_path}/any.json", *more[2:]))
+    assert (
+        Result.load(tmp_path / "any").notes["matches_are"] == "of a policy that was trained enough to be described so"
+    )
     assert "never: not seen" in out
     semantics.main(config_of(made, tmp_path / "all", "names"))
     assert "matches" not in Result.load(tmp_path / "all").tables
