@@ -750,7 +750,8 @@ def cohens_d_interval(
         still_F = two_levels_F & ((of_2F[group] == least_F) | (of_2F[group] == most_F)) & np.isfinite(d_F)
         missed = share_interval(0, int(units_2[group]), level)[1]
         other_F = least_F + most_F - 2 * of_2F[group]  # from the level that they are at to the other one
-        room_F = np.where(still_F, d_F + sign * missed * other_F / deviation_F, d_F)
+        with np.errstate(divide="ignore", invalid="ignore"):  # equal means of a group that is not still
+            room_F = np.where(still_F, d_F + sign * missed * other_F / deviation_F, d_F)
         low, high = np.minimum(low, room_F), np.maximum(high, room_F)
     return d_F, low, high
 

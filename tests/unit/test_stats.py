@@ -780,6 +780,13 @@ def test_an_effect_that_one_episode_shows_has_no_interval() -> None:
         cohens_d_interval(x, episode == 1, episode[1:], rng=np.random.default_rng(0))
 
 
+def test_equal_shares_in_both_groups_have_an_interval_and_no_warning() -> None:
+    """Their means differ by rounding or not at all: d is some 1e-17, which the room for what was missed divided by."""
+    x = np.isin(np.arange(160), [*range(9), 120, 121, 122])[:, None].astype(float)
+    d, low, high = cohens_d_interval(x, np.arange(160) < 120, np.tile(np.arange(8), 20), rng=np.random.default_rng(0))
+    assert abs(d[0]) < 1e-12 and -1 < low[0] < 0 < high[0] < 1
+
+
 # Enough units?
 
 
