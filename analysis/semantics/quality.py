@@ -111,14 +111,15 @@ def silhouettes(
             return float("nan"), len(here)
         return float(silhouette_score(np.asarray(x_NF[here], np.float64), label_N[here])), len(here)
 
-    found = {name: (*score(states.h_NH, label_N), "features") for name, label_N in labels.items()}
-    found |= {name: (*score(x_NF, label_N), "its own") for name, (x_NF, label_N) in own_space.items()}
+    found = {name: score(states.h_NH, label_N) for name, label_N in labels.items()}
+    own = {name: score(x_NF, label_N) for name, (x_NF, label_N) in own_space.items()}
     result.tables["silhouettes"] = [
-        {"labels": name, "space": space, "silhouette": value, "rows": n} for name, (value, n, space) in found.items()
-    ]
+        {"labels": name, "space": space, "silhouette": value, "rows": n}
+        for space, each in (("features", found), ("its own", own)) for name, (value, n) in each.items()
+    ]  # fmt: skip
     result.scalar("silhouette", found["codes"][0], "of the codes, in the features' space", found["codes"][1])
-    for name, (value, n, _) in found.items():
-        if name in own_space and value > 0:
+    for name, (value, n) in own.items():
+        if value > 0:
             result.scalar("silhouette_against_plain", found["codes"][0] / value,
                           f"of the codes, over {name}'s, each in its own space", n)  # fmt: skip
 

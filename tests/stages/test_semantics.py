@@ -116,7 +116,8 @@ def test_the_numbers_are_those_of_their_definitions(made: Path, whole: Path) -> 
     assert right["inside"] == pytest.approx(np.isin(columns["action"], ids)[code_N == counts.argmax()].mean())
     assert {"action", "event", "truth", "agent"} <= {row["kind"] for row in said}
     spaces = {(row["labels"], row["space"]) for row in result.tables["silhouettes"]}
-    assert {("codes", "features"), ("k-means of the plain agent", "its own")} <= spaces
+    plain = "k-means of the plain agent"
+    assert {("codes", "features"), (plain, "features"), (plain, "its own")} <= spaces
     assert result.notes["runs_are"].startswith("not compared")
 
 
