@@ -588,6 +588,15 @@ def test_both_courses_at_once_are_those_of_one_at_a_time(server: Served) -> None
         assert changed["action"] == runs["simulator"]["action"] or "memory" not in words
 
 
+def test_an_edit_that_goes_one_way_alone_is_not_foretold(server: Served) -> None:
+    """As in validation.edits: the simulator would show the whole edit beside a real world that has a part of it."""
+    assert server.live is not None
+    for words, told in (("", True), (" through pixels", False), (" through world", False)):
+        asked = {"start": 0, "horizon": 2, "edit": f"move agent by 0 2{words}"}
+        runs = server.live.answer(asked, Job(1, asked))["runs"]
+        assert "real, changed" in runs and ("simulator, changed" in runs) == told
+
+
 def test_strangers_get_nothing(served: str) -> None:
     import http.client
 
