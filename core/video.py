@@ -13,6 +13,8 @@ import numpy as np
 from core.contracts import UserError
 from core.files import CannotFilm, save_picture, writing
 
+EVEN = ("-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2")  # H.264 halves the colours: an odd side gets a black line more
+
 
 def check_video(instead: str = "--no-video") -> None:
     """UserError if MP4s cannot be written here; instead: the flag that does without."""
@@ -26,13 +28,13 @@ def check_video(instead: str = "--no-video") -> None:
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray], fps: float = 3) -> None:
-    """MP4 (H.264) of frames uint8 [height, width, 3]; sides a multiple of 16.  UserError, and no file, where ffmpeg
-    does not end well: of a short film it writes all at its end."""
+    """MP4 (H.264) of frames uint8 [height, width, 3], all of one size.  UserError, and no file, where ffmpeg does not
+    end well: of a short film it writes all at its end."""
     import imageio_ffmpeg
 
     height, width, _ = frames[0].shape
     reads = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:.02f}", "-i", "-"]
-    makes = ["-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "10", "-v", "warning", "-f", "mp4"]
+    makes = ["-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "10", *EVEN, "-v", "warning", "-f", "mp4"]
     with writing(path) as file, tempfile.TemporaryFile() as said:
         command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", *reads, *makes, file.name]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said) as ffmpeg:

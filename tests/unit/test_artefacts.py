@@ -301,6 +301,17 @@ def test_a_video_is_written_without_a_fork_that_runs_python(tmp_path: Path) -> N
     assert (tmp_path / "v.mp4").stat().st_size and not forks
 
 
+def test_a_film_has_frames_of_any_size(tmp_path: Path) -> None:
+    import imageio.v2 as imageio
+
+    from core.video import write_video
+
+    write_video(tmp_path / "v.mp4", [np.full((63, 65, 3), 40 * i, np.uint8) for i in range(5)])
+    film = imageio.mimread(tmp_path / "v.mp4")
+    assert [x.shape for x in film] == [(64, 66, 3)] * 5
+    assert np.abs([x[:63, :65].mean() - 40 * i for i, x in enumerate(film)]).max() < 4
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_directory_that_is_removed_under_a_run_is_one_line(again: bool, tmp_path: Path) -> None:
     """The run may be new, or gone on with."""
