@@ -307,9 +307,10 @@ def test_a_film_has_frames_of_any_size(tmp_path: Path) -> None:
     from core.video import write_video
 
     write_video(tmp_path / "v.mp4", [np.full((63, 65, 3), 40 * i, np.uint8) for i in range(5)])
-    film = imageio.mimread(tmp_path / "v.mp4")
+    with imageio.get_reader(tmp_path / "v.mp4") as reader:
+        film = list(reader.iter_data())
     assert [x.shape for x in film] == [(64, 66, 3)] * 5
-    assert np.abs([x[:63, :65].mean() - 40 * i for i, x in enumerate(film)]).max() < 4
+    assert all(abs(x[:63, :65].mean() - 40 * i) < 4 for i, x in enumerate(film))
 
 
 @pytest.mark.parametrize("again", [False, True])
