@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from core import config as cli
+from core.contracts import UserError
 from core.directions import load_basis
 from core.episodes import RolloutStore
 from tests.browser.test_pages import Opened
@@ -595,6 +596,9 @@ def test_an_edit_that_goes_one_way_alone_is_not_foretold(server: Served) -> None
         asked = {"start": 0, "horizon": 2, "edit": f"move agent by 0 2{words}"}
         runs = server.live.answer(asked, Job(1, asked))["runs"]
         assert "real, changed" in runs and ("simulator, changed" in runs) == told
+    asked["edit"] = "move agent by 0 2 sufficient for reward"
+    with pytest.raises(UserError, match="'necessary' and 'sufficient' are for studies"):
+        server.live.answer(asked, Job(1, asked))
 
 
 def test_strangers_get_nothing(served: str) -> None:

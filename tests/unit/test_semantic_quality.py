@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +16,12 @@ import pytest
 from agents.semantic import SemanticOptions
 from analysis.semantics import hover
 from analysis.semantics.__main__ import SemanticsConfig, check_states
-from analysis.semantics.films import _captioned
+from analysis.semantics.films import FilmOptions, _captioned, write_films
 from analysis.semantics.quality import neighbours, run_lengths, use_of_codes
 from analysis.semantics.states import States
-from core.artefacts import Result
-from core.contracts import UserError
+from core.artefacts import Result, new_run, write_json
+from core.contracts import EnvSpec, Field, UserError
+from core.episodes import Episode, RolloutStore, StoreWriter
 
 EPISODES, STEPS, FEATURES = 60, 50, 12
 ANGLE = np.arange(6) * np.pi / 3
@@ -160,3 +162,28 @@ def test_too_few_states_for_k_means_are_said_in_words_of_the_stage() -> None:
     with pytest.raises(UserError, match="12 states are too few .* codes with states .4., .* at least 20"):
         check_states(SemanticsConfig(), ["quality"], subject)
     assert check_states(SemanticsConfig(), ["names"], subject) == ""
+
+
+def test_published_bounds_are_asked_of_whole_episodes(tmp_path: Path) -> None:
+    """Of one that the recorder cut nobody knows how long it is: it passed for one of at most 200 steps."""
+    spec = EnvSpec(env_id="procgen/coinrun", obs={"frames": Field(shape=(64, 64, 3), dtype="uint8")},
+                   action_names=("a", "b"), slots=1)  # fmt: skip
+    with new_run(tmp_path / "s", "test", {}) as run:
+        write_json(run.path / "spec.json", spec.to_json())
+        with StoreWriter(run.path) as writer:
+            for cut in (False, True):
+                writer.add(Episode(
+                    obs={"frames": np.zeros((8, 64, 64, 3), np.uint8)}, h=np.zeros((8, 2), np.float32),
+                    value=np.zeros(8, np.float32), action=np.zeros(8, np.int64), logits=np.zeros((8, 2), np.float32),
+                    reward=np.full(8, 10.0, np.float32), terminated=not cut, truncated=False, truth={}, world={},
+                    latent=None, meta={"cut": True} if cut else {},
+                ))  # fmt: skip
+    zero = np.zeros(16)
+    index_N2 = np.stack([np.repeat([0, 1], 8), np.tile(np.arange(8), 2)], 1)
+    states = States(np.zeros((16, 2)), np.zeros((16, 2)), zero.astype(int), zero, zero, index_N2, index_N2[:, 0], 1)
+    with RolloutStore(tmp_path / "s") as store:
+        films = [
+            write_films(store, states, {0: "code"}, tmp_path, FilmOptions(select_returns=x), np.random.default_rng(0))
+            for x in (False, True)
+        ]
+    assert [(row["runs"], row["runs_there"]) for (row,) in films] == [(2, 2), (1, 2)]

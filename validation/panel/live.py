@@ -358,8 +358,9 @@ class Live:
         if drawn.editable is None:
             raise UserError(f"edits are of Procgen's states; this agent's world is {self.simulator.world.spec.env_id}")
         hypothesis = parse_edit_hypothesis(asked.edit, self.game)
-        if hypothesis.since == "episode" or hypothesis.when:
-            raise UserError("'since episode' and 'when' are for studies: python -m validation.edits")
+        if hypothesis.since == "episode" or hypothesis.when or hypothesis.role:
+            raise UserError("'since episode', 'when', 'necessary' and 'sufficient' are for studies: "
+                            "python -m validation.edits")  # fmt: skip
         start = _one(drawn.editable, row)
         fixed = edit_starts.fits(hypothesis.edit, start.states[0])
         if fixed is None:
