@@ -370,8 +370,14 @@ class RolloutStore:
             longest_ago = next(iter(self._files))
             self._opened = {key: of for key, of in self._opened.items() if key[0] != longest_ago}
             self._files.pop(longest_ago).close()
-        self._files[shard] = h5py.File(self.path / self._shards[shard], "r")
-        return self._files[shard]
+        file = h5py.File(self.path / self._shards[shard], "r")
+        try:
+            self._check(self._shards[shard])  # that it is still the file that was looked at
+        except UserError:
+            file.close()
+            raise
+        self._files[shard] = file
+        return file
 
     def _check(self, name: str) -> None:
         """Compare a shard's size with the manifest, and its SHA-256 where its metadata have no checksums.  UserError

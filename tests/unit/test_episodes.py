@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -459,3 +460,16 @@ def test_a_store_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path: Path) 
     with pytest.raises(UserError, match="replaced or moved while it was read"):
         for i in range(20):
             same(store.episode(i), first[i])
+
+
+def test_a_shard_that_is_replaced_as_it_is_opened_is_found(stored: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    copy, opened = Path(shutil.copytree(stored, tmp_path / "copy")), h5py.File
+
+    def replaced(name: Path, mode: str) -> Any:
+        shutil.copy(name, tmp_path / "other")
+        (tmp_path / "other").replace(name)
+        return opened(name, mode)
+
+    monkeypatch.setattr(h5py, "File", replaced)
+    with pytest.raises(UserError, match="shard_00000.h5 was replaced while it was read"):
+        RolloutStore(copy)
