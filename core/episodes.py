@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.artefacts import MANIFEST, load_json, read_manifest, sha256
+from core.artefacts import MANIFEST, check_file, load_json, read_manifest
 from core.contracts import EnvSpec, UserError
-from core.files import DIFFERS, FAST, compressed_dataset, dataset_of, hdf5_file, json_of, parsing, write_rows
+from core.files import FAST, compressed_dataset, dataset_of, hdf5_file, json_of, parsing, write_rows
 
 INDEX = ("steps", "rows", "terminated", "truncated")  # columns of the index
 REMEDY = "copy or record it again"
@@ -401,9 +401,9 @@ class RolloutStore:
 
     def _compare(self, name: str) -> None:
         """A shard as a whole with the manifest's SHA-256, once."""
-        if name not in self._compared and sha256(self.path / name) != self.manifest["files"][name]["sha256"]:
-            raise UserError(f"{self.path / name}: {DIFFERS}")
-        self._compared.add(name)
+        if name not in self._compared:
+            check_file(self.path, name)
+            self._compared.add(name)
 
     def _broken(self, shard: int, why: str) -> UserError:
         return UserError(f"{self.path / self._shards[shard]}: broken shard ({why}); {REMEDY}")
@@ -511,6 +511,10 @@ class RolloutStore:
         if not isinstance(meta, dict):
             raise self._broken(shard, f"episode {episode} has no description")
         return meta
+
+    def whole(self, episode: int) -> bool:
+        """Whether an episode is known to its end: False where the recorder cut it (``--num_steps``)."""
+        return not self.meta(episode).get("cut")
 
     def latents(self, episodes: Sequence[int] | None = None) -> np.ndarray:
         """float32 [N, Z] of simulated episodes; UserError if these are not simulated."""

@@ -143,7 +143,7 @@ def with_steps(store: RolloutStore) -> np.ndarray:
 def count(events: Sequence[Event], store: RolloutStore) -> Counts:
     """Counts of every whole episode: one that the recorder cut says nothing of its end.  UserError if none is whole."""
     known = with_steps(store)
-    episodes = known[[not store.meta(e).get("cut") for e in known.tolist()]]
+    episodes = known[[store.whole(e) for e in known.tolist()]]
     if len(known) and not len(episodes):
         raise UserError(f"{store.path}: all {len(known)} episodes were cut (--num_steps), and events are counted in "
                         "whole ones; record with --episodes, or more steps")  # fmt: skip

@@ -62,7 +62,7 @@ def write_films(
         game = store.spec.env_id.partition("/")[2]
         _, highest = returns_of(game, str(store.spec.options.get("distribution_mode", "easy")))
         score_E = np.array([store.pooled("reward", episodes=[e])[0]["reward"].sum() for e in range(len(store))])
-        whole_E = np.array([not store.meta(e).get("cut") for e in range(len(store))])  # of others it is not known
+        whole_E = np.array([store.whole(e) for e in range(len(store))])  # of others it is not known
         chosen = whole_E & (score_E > RETURN_SHARE * highest) & (np.asarray(store.steps) <= RETURN_STEPS)
     runs_R2 = np.stack(stretches(states.code_N, states.index_N2[:, 0]), 1)
     long_R = (runs_R2[:, 1] >= options.run_least) & chosen[states.index_N2[runs_R2[:, 0], 0]]
